@@ -13,6 +13,7 @@ from cloche.coding_agents import forks
 from cloche.coding_agents.compare import compare, conflicts_with
 from cloche.coding_agents.launch import Launch, opened, prepare
 from cloche.coding_agents.plan import AgentOptions, Program
+from cloche.coding_agents.running import open_agents
 from cloche.core.errors import WorkspaceConflict
 from cloche.core.record import replace
 from cloche.execution.sandbox import AsyncSandbox
@@ -78,8 +79,8 @@ def test_a_fork_has_a_copy_of_the_home_folder_in_which_no_link_was_followed(laun
 def test_forks_have_numbers_and_changes_of_their_own(launches: list[Launch]) -> None:
     """Two forks are two more sandboxes with names of their own, and a change in one is not seen in another."""
     assert [launch.place.number for launch in launches] == [0, 1, 2]
-    names = {one.name for one in forks.living(launches[0].place.folder)}
-    assert names == {launch.place.sandbox for launch in launches}
+    places = open_agents(launches[0].place.folder)
+    assert {place.sandbox for place in places} == {launch.place.sandbox for launch in launches}
     asyncio.run(_run(launches[2], "echo own > own.txt", []))
     assert "own.txt" not in asyncio.run(_run(launches[1], "ls", []))
     asyncio.run(_run(launches[2], "rm own.txt", []))

@@ -69,11 +69,11 @@ def _command(name: str | None, check: str | None, branch: str | None, shows_step
 
 def sandbox_here() -> str:
     """Return the name of the agent's sandbox on the current project. Raises InvalidRequest unless it is one."""
-    from cloche.coding_agents.forks import living
     from cloche.coding_agents.places import project_folder
+    from cloche.coding_agents.running import open_agents
 
     folder = project_folder(os.getcwd())
-    names = [agent.name for agent in living(folder)]
+    names = [place.sandbox for place in open_agents(folder)]
     if len(names) == 1:
         return names[0]
     listed = ": " + ", ".join(names) if names else ""

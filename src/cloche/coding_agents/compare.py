@@ -18,7 +18,7 @@ from cloche.execution.sandbox import AsyncSandbox
 from cloche.workspace.lines import CONTEXT, Region, Work, changed_regions
 from cloche.workspace.patch import as_text, text_lines
 
-from . import forks
+from .running import open_agents
 
 Whose = Literal["first", "second", "both", "same"]
 MOST_TEXT_BYTES, MOST_TEXTS, MOST_LINES, MOST_STEPS = 1 << 20, 200, 50_000, 2_000_000
@@ -184,14 +184,14 @@ async def conflicts_with(folder: str, written: Collection[str], *, by: str) -> d
     `by` is the sandbox whose changes were committed. One that ends meanwhile is left out.
     """
     chosen, found = set(written), {}
-    for other in forks.living(folder):
-        if other.name == by:
+    for other in await asyncio.to_thread(open_agents, folder):
+        if other.sandbox == by:
             continue
         try:
-            async with AsyncSandbox.attach(other.name) as sandbox:
+            async with AsyncSandbox.attach(other.sandbox) as sandbox:
                 paths = tuple(change.path for change in (await sandbox.diff()).conflicts if change.path in chosen)
         except ClocheError:
             continue
         if paths:
-            found[other.name] = paths
+            found[other.sandbox] = paths
     return found

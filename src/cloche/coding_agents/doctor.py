@@ -28,7 +28,7 @@ from . import plan
 from .boundaries import Boundaries, try_boundaries
 from .find import find_agent, find_program, interpreter_of
 from .launch import Launch, prepare
-from .logins import login_path
+from .logins import login_of, login_path
 
 VERSION_S = 10.0
 
@@ -144,7 +144,8 @@ async def _like_its_own(launch: Launch) -> AsyncIterator[AsyncSandbox]:
     for name in ("name", "keep", "lifetime"):
         keywords.pop(name)
     place = replace(launch.place, agent="doctor", number=secrets.randbits(32))
-    sandbox = AsyncSandbox(**keywords)
+    login = await asyncio.to_thread(login_of, launch.row)
+    sandbox = AsyncSandbox(**{**keywords, "secrets": login.added_to(keywords["secrets"])})
     try:
         give_home(sandbox, place.home, launch.home)
         give_host_ports(sandbox, launch.options.host_ports)

@@ -10,25 +10,15 @@ from __future__ import annotations
 import os
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.record import dataclass, replace
+from cloche.core.record import replace
 from cloche.execution.home_folder import fill_home
 from cloche.execution.sandbox import AsyncSandbox
-from cloche.keeper import registry
 
-from . import about
 from .places import AgentPlace, agents_folder
 
 MOST_FORKS = 64  # of an agent on a folder
 MOST_FILES, MOST_BYTES = 100_000, 512 << 20
 NOT_COPIED = (".cache", ".npm", ".local/share/uv", "go/pkg", ".cargo/registry")  # of packages: they are made again
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LivingAgent:
-    """Name a living sandbox of an agent, with its place."""
-
-    name: str
-    place: AgentPlace
 
 
 def with_number(place: AgentPlace, number: int, *, is_new: bool) -> AgentPlace:
@@ -57,19 +47,6 @@ def new_fork(place: AgentPlace) -> AgentPlace:
         f"agent: {place.folder} has {MOST_FORKS} forks of {place.agent}; remove the folders {place.state}-NUMBER of "
         "those that are not needed any more"
     )
-
-
-def living(folder: str | None = None) -> tuple[LivingAgent, ...]:
-    """Return the living sandboxes of this user's agents, on one folder or on any."""
-    found = []
-    for kept in registry.found():
-        noted = about.read(f"{agents_folder()}/{kept.name}")
-        if noted is None or folder not in (None, noted.folder):
-            continue
-        place = AgentPlace(agent=noted.agent, folder=noted.folder, number=noted.number)
-        if place.sandbox == kept.name:
-            found.append(LivingAgent(name=kept.name, place=place))
-    return tuple(found)
 
 
 async def copy_home(sandbox: AsyncSandbox, place: AgentPlace) -> tuple[str, ...]:

@@ -57,15 +57,15 @@ class AgentStatus:
         return asdict(self)
 
 
-def open_agents() -> list[AgentPlace]:
-    """Return all agents of this user whose sandbox is open."""
+def open_agents(folder: str | None = None) -> list[AgentPlace]:
+    """Return all agents of this user whose sandbox is open, or those on one folder."""
     try:
         names = sorted(os.listdir(agents_folder()))[:MOST_PLACES]
     except OSError:
         return []
     noted = (about.read(f"{agents_folder()}/{name}") for name in names)
     places = [AgentPlace(agent=row.agent, folder=row.folder, number=row.number) for row in noted if row is not None]
-    return [place for place in places if is_open(place)]
+    return [place for place in places if folder in (None, place.folder) and is_open(place)]
 
 
 def find_agent(name: str | None, cwd: str) -> AgentPlace:

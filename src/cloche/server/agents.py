@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from cloche.coding_agents import archives, forks
+from cloche.coding_agents import archives
 from cloche.coding_agents.discard import save_and_discard
-from cloche.coding_agents.network_summary import NetworkSummary, summarize
+from cloche.coding_agents.launch import format_age
+from cloche.coding_agents.places import AgentPlace
 from cloche.coding_agents.review import Choice, Review, ReviewedFile, choice_of, review_changes
+from cloche.coding_agents.running import AgentStatus, open_agents, status
 from cloche.core.changes import Change
 from cloche.core.errors import NotFound
 from cloche.core.escape import escape, escape_line, escape_name, utf8_safe
+from cloche.core.limits import format_size
 from cloche.core.record import dataclass
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.wire.problems import Refused
@@ -42,46 +45,52 @@ def listed() -> list[dict[str, Any]]:
     """Return a row for each living agent. Blocks for as long as the folder of names is read."""
     return [
         {
-            "name": one.name, "agent": one.place.agent, "project": shown_name(one.place.folder),
-            "number": one.place.number,
+            "name": place.sandbox, "agent": place.agent, "project": shown_name(place.folder),
+            "number": place.number,
         }
-        for one in forks.living()
+        for place in open_agents()
     ]  # fmt: skip
 
 
-def found(name: str) -> forks.LivingAgent:
+def found(name: str) -> AgentPlace:
     """Return a living agent by the name of its sandbox. Raises NotFound, also for a sandbox that is no agent's."""
-    for one in forks.living():
-        if one.name == name:
-            return one
+    for place in open_agents():
+        if place.sandbox == name:
+            return place
     raise NotFound(f"no agent of this user lives in a sandbox {escape_name(name)!r}")
 
 
 @asynccontextmanager
-async def attached(name: str) -> AsyncIterator[tuple[forks.LivingAgent, AsyncSandbox]]:
+async def attached(name: str) -> AsyncIterator[tuple[AgentPlace, AsyncSandbox]]:
     """Attach to an agent's sandbox for the block."""
-    agent = await asyncio.to_thread(found, name)
-    async with AsyncSandbox.attach(agent.name) as sandbox:
-        yield agent, sandbox
+    place = await asyncio.to_thread(found, name)
+    async with AsyncSandbox.attach(place.sandbox) as sandbox:
+        yield place, sandbox
 
 
 async def shown(name: str) -> dict[str, Any]:
     """Return all that the page of an agent shows."""
-    async with attached(name) as (agent, sandbox):
+    async with attached(name) as (place, sandbox):
         review = await review_changes(sandbox)
         processes = await sandbox.processes()
-        rows = await sandbox.network.traffic() if sandbox.policy.network != "off" else ()
-    others = [one.name for one in await asyncio.to_thread(forks.living, agent.place.folder) if one.name != name]
+    others = [one.sandbox for one in await asyncio.to_thread(open_agents, place.folder) if one.sandbox != name]
     runs = [escape_line(" ".join(process.command)) for process in processes if process.exit_code is None]
     return {
-        "name": name, "agent": agent.place.agent, "project": shown_name(agent.place.folder), "others": others,
-        "runs": runs[:MOST_NAMED], "network": _network_lines(summarize(rows)),
+        "name": name, "agent": place.agent, "project": shown_name(place.folder), "others": others,
+        "runs": runs[:MOST_NAMED], "facts": _facts(await status(place)),
         "review": await asyncio.to_thread(review_rows, review),
     }  # fmt: skip
 
 
-def _network_lines(summary: NetworkSummary) -> list[str]:
-    return [utf8_safe(line) for line in summary.lines()]
+def _facts(now: AgentStatus) -> list[tuple[str, str]]:
+    """Return rows of a title and a text."""
+    saved = "nothing yet" if now.saved_ago_s is None else f"{format_age(now.saved_ago_s)} ago"
+    rows = [
+        ("State", now.state), ("Open for", format_age(now.age_s)), ("Work saved", saved),
+        ("Memory", format_size(now.memory_bytes)), ("Processes", str(now.processes)),
+        *(("Network", line) for line in now.network.lines()), *(("Problem", text) for text in now.problems),
+    ]  # fmt: skip
+    return [(title, utf8_safe(escape_line(text))) for title, text in rows]
 
 
 def review_rows(review: Review) -> dict[str, Any]:
@@ -151,7 +160,7 @@ async def commit(name: str, chosen: Chosen) -> list[str]:
     """
     from cloche.coding_agents.compare import conflicts_with
 
-    async with attached(name) as (agent, sandbox):
+    async with attached(name) as (place, sandbox):
         review = await _same(sandbox, chosen.diff_id)
         choice = choice_from(review, chosen)
         if not choice.paths:
@@ -161,8 +170,8 @@ async def commit(name: str, chosen: Chosen) -> list[str]:
         )
         left = await sandbox.changes() if not chosen.branch else review.diff.changes
     if not left:
-        await asyncio.to_thread(archives.settle, agent.place)
-    others = {} if chosen.branch else await conflicts_with(agent.place.folder, committed.written, by=name)
+        await asyncio.to_thread(archives.settle, place)
+    others = {} if chosen.branch else await conflicts_with(place.folder, committed.written, by=name)
     declined = {file.change.path for file in review.files if file.change.path not in choice.paths}
     not_written = [(path, why) for path, why in committed.left.items() if path not in declined]
     return [
@@ -193,10 +202,10 @@ def choice_from(review: Review, chosen: Chosen) -> Choice:
 
 async def discard(name: str, diff_id: str) -> list[str]:
     """Save all changes and discard them; return sentences about it. Raises Refused (409) for other changes."""
-    async with attached(name) as (agent, sandbox):
+    async with attached(name) as (place, sandbox):
         await _same(sandbox, diff_id)
-        target, count = await save_and_discard(sandbox, diff_id, agent.place.saved)
-    await asyncio.to_thread(archives.settle, agent.place)
+        target, count = await save_and_discard(sandbox, diff_id, place.saved)
+    await asyncio.to_thread(archives.settle, place)
     return [f"discarded {count} changes; they are saved in {shown_name(target)}"]
 
 
