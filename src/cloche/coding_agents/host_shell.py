@@ -57,10 +57,9 @@ async def sharing(sandbox: AsyncSandbox, place: AgentPlace) -> AsyncIterator[lis
 
     The list then has the sentences for the agent. Nothing is written if the block raises: the next command does it.
     """
-    await _share(sandbox, place)
-    sentences: list[str] = []
+    sentences = await _share(sandbox, place)
     yield sentences
-    sentences += await _share(sandbox, place)
+    sentences += [sentence for sentence in await _share(sandbox, place) if sentence not in sentences]
 
 
 async def _share(sandbox: AsyncSandbox, place: AgentPlace) -> list[str]:
@@ -120,6 +119,8 @@ def sentences_about(shared: Shared, name: str) -> Iterator[str]:
     left = {path: why for path, why in shared.left.items() if not path.startswith(".git/")}
     for path, why in list(left.items())[:MOST_NAMED]:
         yield f"not written to the project: {escape_name(path)}: {escape(why)}"
+    if shared.is_git_renewed:
+        yield "the project's branch has moved on the host: git in the sandbox shows the project's repository again"
     for ref in shared.refs:
         yield f"commits made in the sandbox are {escape(ref)} in the project's repository; its branches are unchanged"
 

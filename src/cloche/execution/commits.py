@@ -142,10 +142,10 @@ def compare(open_folder: OpenFolder, snapshot: Snapshot, check: Callable[[], Non
     """Compare a snapshot with the host's folder. `check` raises if the caller was cancelled."""
     from cloche.workspace.compare import make_diff
 
-    folder, (since_ns, earlier) = open_folder.folder, read_shared(open_folder)
+    folder, shared = open_folder.folder, read_shared(open_folder)
     return make_diff(
         snapshot, open_folder.fd, hidden={*folder.hidden, *folder.left_out}, committed=read_committed(open_folder),
-        opened_ns=lambda path: earlier.get(path, since_ns), stale=read_restored(open_folder),
+        opened_ns=lambda path: shared.earlier.get(path, shared.at_ns), stale=read_restored(open_folder),
         branches=_dangerous_branches(open_folder, snapshot, check), check=check,
     )  # fmt: skip
 
@@ -511,30 +511,37 @@ def _keep_record(open_folder: OpenFolder, kind: str, document: object) -> None:
 # A sandbox sees the host's files as they were when they were last shared, but those that it had changed itself then.
 
 
-def read_shared(open_folder: OpenFolder) -> tuple[int, dict[str, int]]:
-    """Return the time from which on changes of the host are unknown inside (ns), and earlier times by path."""
-    opened_ns = open_folder.folder.opened_ns
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRecord:
+    """Say when a sandbox was shown the host's files (ns), when at other paths, and where the host's branch was then."""
+
+    at_ns: int
+    earlier: Mapping[str, int] = field(default_factory=dict)
+    branch: str = ""
+
+
+def read_shared(open_folder: OpenFolder) -> SharedRecord:
+    """Return what is noted of the last time; without that, the sandbox was opened then."""
+    opened = SharedRecord(at_ns=open_folder.folder.opened_ns)
     if open_folder.committed is not None:
-        return opened_ns, {}
+        return opened
     try:
         with open(_record(open_folder.folder, SHARED), "rb") as file:
-            document = json.load(file)
-            return int(document["at_ns"]), {str(path): int(ns) for path, ns in document["earlier"].items()}
+            return SharedRecord(**json.load(file))
     except FileNotFoundError:
-        return opened_ns, {}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        return opened
+    except (OSError, ValueError, TypeError) as error:
         log.warning(
             "the record of what was shared cannot be read, so changes of the host count as conflicts: %s", error
         )
-        return opened_ns, {}
+        return opened
 
 
-def note_shared(open_folder: OpenFolder, at_ns: int, changed: Collection[str]) -> None:
+def note_shared(open_folder: OpenFolder, at_ns: int, changed: Collection[str], branch: str) -> None:
     """Record that the host's files were shown inside, but at the paths that are changed there. Raises OSError."""
-    since_ns, earlier = read_shared(open_folder)
-    _keep_record(
-        open_folder, SHARED, {"at_ns": at_ns, "earlier": {path: earlier.get(path, since_ns) for path in changed}}
-    )
+    before = read_shared(open_folder)
+    earlier = {path: before.earlier.get(path, before.at_ns) for path in changed}
+    _keep_record(open_folder, SHARED, {"at_ns": at_ns, "earlier": earlier, "branch": branch})
 
 
 # Files that were restored from an archive and that the host has changed since it was saved are conflicts, although the

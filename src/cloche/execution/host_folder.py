@@ -318,15 +318,15 @@ class HostFolderOperations(NameOperations):
         before = (await live.ask("clock")).get("ns")
         async with self._snapshot(open_folder) as snapshot:
             name = name_for(self._name)
-            shared, kept, steps = await stoppable(
-                lambda check: share_changes(open_folder, snapshot, name, self.audit, check)
-            )
-        for paths, apart in steps:
+            plan = await stoppable(lambda check: share_changes(open_folder, snapshot, name, self.audit, check))
+        for paths, apart in plan.requests:
             await live.ask("refresh", at=pack_text(open_folder.folder.at), before_ns=before, paths=paths, apart=apart)
+        if plan.shared.is_git_renewed:
+            await prepare_git(live, open_folder.folder)
         if not isinstance(before, int):
             raise InvalidRequest("share: the sandbox does not report the time")
-        await _finished(lambda: note_shared(open_folder, before, kept))
-        return shared
+        await _finished(lambda: note_shared(open_folder, before, plan.kept, plan.branch))
+        return plan.shared
 
     @asynccontextmanager
     async def _snapshot(

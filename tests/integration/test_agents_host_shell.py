@@ -119,6 +119,21 @@ def test_both_changed_one_file(agent: HostAgent) -> None:
     assert agent.asks("cat both").stdout == "host\n"
 
 
+@pytest.mark.soak
+def test_commits_of_both_sides(agent: HostAgent) -> None:
+    """Those made inside are references of the project's; when its own branch moves, git inside follows."""
+    commit = "git -c user.name=A -c user.email=a@example.org commit -q"
+    agent.sh(f"echo 1 > versioned; git add versioned; {commit} -m first")
+    done = agent.asks(f"git log --format=%s; echo 2 >> versioned; git add versioned; {commit} -m inside")
+    assert done.stdout == "first\n"
+    name = done.stderr.partition("sandbox are ")[2].partition(" ")[0]
+    assert agent.sh(f"git log --format=%s {name}; git log --format=%s").stdout == "inside\nfirst\nfirst\n"
+    assert agent.asks("git log --format=%s").stdout == "inside\nfirst\n"
+    agent.sh(f"git reset -q {name}; echo 3 >> versioned; {commit} -a -m host")
+    assert agent.asks("git status --short versioned; git log --format=%s").stdout == "host\ninside\nfirst\n"
+
+
+@pytest.mark.soak
 def test_a_command_that_is_stopped_ends_inside(agent: HostAgent) -> None:
     """Whatever signal the agent sends; and what it did until then comes with the next command."""
     for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
