@@ -13,6 +13,8 @@ from ._agents import agent
 from .options import argument
 from .output import say
 
+ENDS_S = 3.0  # of an agent that only logs in
+
 
 @agent.command("login")
 @argument("name", metavar="NAME", help="An agent of `cloche agent list`.")
@@ -52,7 +54,7 @@ async def _log_in(name: str) -> int:
     with suppress(InvalidRequest):  # it cannot be read, and is replaced
         before = login_state(name)
     async with opened_to_log_in(name) as opened:
-        links = asyncio.create_task(opened.pass_links_on(_tell))
+        links = asyncio.gather(opened.pass_links_on(_tell), _tell_when_kept(name, before))
         try:
             await run_in(opened.sandbox, opened.command, cwd=opened.home, env=opened.env, has_terminal=os.isatty(0))
         finally:
@@ -62,6 +64,20 @@ async def _log_in(name: str) -> int:
         return 1
     say(f"logged in: {name}, for all projects of this user")
     return 0
+
+
+async def _tell_when_kept(name: str, before: tuple[int, str] | None) -> None:
+    """Say when there is a login, for an agent that goes on then."""
+    import asyncio
+
+    from cloche.coding_agents.logins import login_state
+
+    while True:
+        await asyncio.sleep(1)
+        if login_state(name) not in (None, before):
+            break
+    await asyncio.sleep(ENDS_S)
+    _tell("there is a login now; leave the agent")
 
 
 def _tell(text: str) -> None:

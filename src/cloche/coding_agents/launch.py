@@ -139,6 +139,8 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
             await asyncio.to_thread(_note_start, launch, settings)
             yield sandbox
         return
+    if launch.row.login is not None and not has_login and not keywords["secrets"]:
+        tell(f"no key is set, and there is no login; make one for all projects: cloche agent login {launch.row.name}")
     login = await asyncio.to_thread(login_of, launch.row)
     sandbox = AsyncSandbox(**{**keywords, "secrets": login.added_to(keywords["secrets"])})
     give_home(sandbox, launch.place.home, launch.home)

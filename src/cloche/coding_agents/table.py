@@ -131,7 +131,7 @@ TABLE: Mapping[str, CodingAgent] = {
             env={"GEMINI_TELEMETRY_ENABLED": "false", "NO_BROWSER": "true"},
             secrets=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
             login=Login(
-                provider="google", file=".gemini/oauth_creds.json", template=_GEMINI_LOGIN,
+                provider="google", file=".gemini/oauth_creds.json", template=_GEMINI_LOGIN, command=("--skip-trust",),
                 env={"GOOGLE_GENAI_USE_GCA": "true"}, browser=("https://accounts.google.com",),
             ),
             hosts=("generativelanguage.googleapis.com", "cloudcode-pa.googleapis.com", "oauth2.googleapis.com"),
