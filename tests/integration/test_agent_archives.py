@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.coding_agents.archives import Restored, archives, pending_archive, restore, save, settle
+from cloche.coding_agents.archives import Restored, Saver, archives, pending_archive, restore, save, settle
 from cloche.coding_agents.places import AgentPlace
 from cloche.execution.sandbox import AsyncSandbox
 
@@ -97,3 +97,38 @@ def test_what_does_not_fit_is_named_and_old_archives_go(place: AgentPlace) -> No
     assert pending_archive(place) == kept[0]
     settle(place)
     assert pending_archive(place) is None
+
+
+STEPS = (
+    "mkdir -p m/deep; for i in 1 2 3; do head -c 70000 /dev/urandom > m/deep/$i; done; echo old > e; echo x > gone",
+    "mv m moved; echo new > e; rm gone; chmod 600 moved/deep/1; head -c 70000 /dev/urandom > m",
+    "mv moved/deep moved/other; mv moved/other/2 moved/other/4; cp e moved/other/2",
+    "rm -r moved/other/4; mv moved m2; rm m; mv m2 m; ln -s e m/link",
+    "true",
+)
+SUMS = "find . -path ./.git -prune -o -type f -exec sha256sum {} + -printf '%p %m\\n' -o -printf '%p %l %m\\n' | sort"
+
+
+def test_what_was_saved_before_is_not_read_again_and_all_of_it_is_right(place: AgentPlace) -> None:
+    """After each step of moves, edits and removals an archive holds the sandbox as it is, by one saver for all."""
+
+    async def both() -> tuple[list[str], list[str]]:
+        wanted, found, kept = [], [], []
+        async with new(place) as sandbox:
+            with Saver(place) as saver:
+                for step in STEPS:
+                    assert (await sandbox.exec(shell=step)).ok
+                    kept.append(await saver.save(sandbox, reason="a step"))
+                    wanted.append((await sandbox.exec(shell=SUMS)).stdout)
+            await sandbox.kill()
+        for archive in kept[1:]:
+            if archive is not None:
+                async with new(place) as sandbox:
+                    await restore(sandbox, archive)
+                    found.append((await sandbox.exec(shell=SUMS)).stdout)
+                    await sandbox.kill()
+        assert kept[-1] is None
+        return wanted[1:-1], found
+
+    wanted, found = asyncio.run(both())
+    assert found == wanted

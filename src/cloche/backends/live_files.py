@@ -366,16 +366,18 @@ class LiveFiles(OffersFunctions):
         max_entries: int,
         skip: Sequence[str] = (),
         note_answer: Callable[[Mapping[str, Any]], None],
+        base: int | None = None,
+        pauses: bool = True,
     ) -> AsyncIterator[bytes]:
-        """Yield the changes in a view of a host folder, or in a copy; all other processes are stopped meanwhile.
+        """Yield the changes in a view of a host folder, or in a copy; with `pauses` all other processes are stopped.
 
-        See `init.changes` for the frames and for the answer, which `note_answer` gets at the end.
+        See `init.changes` for `base`, for the frames, and for the answer, which `note_answer` gets at the end.
         """
-        bounds: dict[str, Any] = {"since": since, "most": max_bytes, "entries": max_entries}
+        bounds: dict[str, Any] = {"since": since, "base": base, "most": max_bytes, "entries": max_entries}
         async with (
             self._outgoing_turns,
             self._operation(
-                "changes", root, timeout_s=FILE_S, pauses=True, skip=[*map(pack_text, skip)], **bounds
+                "changes", root, timeout_s=FILE_S, pauses=pauses, skip=[*map(pack_text, skip)], **bounds
             ) as operation,
         ):
             while piece := await operation.incoming.read():

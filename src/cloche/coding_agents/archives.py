@@ -24,9 +24,10 @@ from typing import Any, BinaryIO
 from cloche import hostfs
 from cloche.core.errors import InvalidRequest
 from cloche.core.loops import finish
-from cloche.core.record import dataclass, field
+from cloche.core.record import dataclass, field, replace
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.execution.saved_view import (
+    Base,
     Listing,
     folder_of,
     host_marks,
@@ -38,7 +39,7 @@ from cloche.execution.saved_view import (
     taken,
 )
 from cloche.workspace.host_files import HostTree
-from cloche.workspace.snapshot import Snapshot, SnapshotReader
+from cloche.workspace.snapshot import Snapshot, SnapshotReader, write_snapshot
 
 from .places import AgentPlace
 
@@ -123,24 +124,53 @@ def _above(path: str) -> list[str]:
 async def save(
     sandbox: AsyncSandbox, place: AgentPlace, *, reason: str, last_mark: str = "", most_bytes: int = MOST_BYTES
 ) -> Archive | None:
-    """Save what an agent has changed in its view; return None if nothing has changed since `last_mark`.
+    """Save what an agent has changed in its view once; see `Saver.save`."""
+    with Saver(place, last_mark=last_mark, most_bytes=most_bytes) as saver:
+        return await saver.save(sandbox, reason=reason)
 
-    Raises InvalidRequest without a view, OSError if the disk is full, and the errors of a lost sandbox.
+
+class Saver:
+    """Save what an agent has changed in its view, again and again; what was saved before is not read another time.
+
+    `last_mark` is that of the last archive of the same sandbox.
     """
-    listing = await listed(sandbox)
-    if last_mark and listing.mark == last_mark:
-        return None
-    left_out = await _choose(sandbox, listing, most_bytes)
-    folder = place.saved
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    async with taken(sandbox, into=folder, skip=tuple(left_out)) as snapshot:
-        open_folder = folder_of(sandbox)
-        about = {"saved_at": time.time(), "folder": open_folder.folder.path, "reason": reason, "mark": listing.mark}
-        if snapshot.is_partial:
-            left_out["."] = "there are more changes than a diff may have"
-        return await finish(
-            asyncio.to_thread(lambda: _write(folder, snapshot, about, left_out, host_marks(open_folder, snapshot)))
-        )
+
+    def __init__(self, place: AgentPlace, *, last_mark: str = "", most_bytes: int = MOST_BYTES):
+        self._place, self._mark, self._most_bytes = place, last_mark, most_bytes
+        self._base: Base | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._keep(None)
+
+    def _keep(self, base: Base | None) -> None:
+        if self._base is not None:
+            self._base.snapshot.close()
+        self._base = base
+
+    async def save(self, sandbox: AsyncSandbox, *, reason: str) -> Archive | None:
+        """Save it; return None if nothing has changed since the last time.
+
+        Raises InvalidRequest without a view, OSError if the disk is full, and the errors of a lost sandbox.
+        """
+        listing = await listed(sandbox)
+        if self._mark and listing.mark == self._mark:
+            return None
+        left_out = await _choose(sandbox, listing, self._most_bytes)
+        folder = self._place.saved
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        async with taken(sandbox, into=folder, skip=tuple(left_out), base=self._base) as now:
+            open_folder = folder_of(sandbox)
+            about = {"saved_at": time.time(), "folder": open_folder.folder.path, "reason": reason, "mark": listing.mark}
+            if now.snapshot.is_partial:
+                left_out["."] = "there are more changes than a diff may have"
+            marks = await finish(asyncio.to_thread(host_marks, open_folder, now.snapshot))
+            archive, written = await finish(asyncio.to_thread(_write, folder, now.snapshot, about, left_out, marks))
+            self._keep(replace(now, snapshot=written))
+        self._mark = listing.mark
+        return archive
 
 
 async def _choose(sandbox: AsyncSandbox, listing: Listing, most_bytes: int) -> dict[str, str]:
@@ -155,19 +185,20 @@ async def _choose(sandbox: AsyncSandbox, listing: Listing, most_bytes: int) -> d
 
 def _write(
     folder: str, snapshot: Snapshot, about: Mapping[str, Any], left_out: dict[str, str], marks: Mapping[str, str]
-) -> Archive:
+) -> tuple[Archive, Snapshot]:
     files = size = 0
     for path, entry in snapshot.entries.items():
-        files, size = files + 1, size + entry.size
         if entry.problem or entry.kind == "other":
             left_out[os.fsdecode(path)] = entry.problem or "it is neither a file, a folder nor a link"
+        else:
+            files, size = files + 1, size + entry.size
     named = dict(sorted(left_out.items())[:MOST_NAMED])
     head = {**about, "files": files, "size": size, "left_out": named, "left_out_count": len(left_out)}
     parts = [json.dumps(part).encode() for part in (head, marks)]
     with _opened(folder) as folder_fd:
-        name = _put(folder_fd, parts, snapshot.contents)
+        name, written = _put(folder_fd, parts, snapshot)
         _prune(folder_fd)
-    return Archive(path=f"{folder}/{name}", **head)
+    return Archive(path=f"{folder}/{name}", **head), written
 
 
 @contextmanager
@@ -179,14 +210,12 @@ def _opened(folder: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _put(folder_fd: int, parts: Sequence[bytes], contents: int) -> str:
-    """Write an archive to the disk under the next free number; return its name."""
+def _put(folder_fd: int, parts: Sequence[bytes], snapshot: Snapshot) -> tuple[str, Snapshot]:
+    """Write an archive to the disk under the next free number; return its name, and the snapshot as it is there."""
     with hostfs.new_file(folder_fd, 0o600) as (beside, file), file:
         file.write(MAGIC + b"".join(len(part).to_bytes(8, "big") for part in parts) + b"".join(parts))
+        written = write_snapshot(snapshot, file)
         file.flush()
-        offset = 0
-        while count := os.sendfile(file.fileno(), contents, offset, PIECE_BYTES):
-            offset += count
         os.fsync(file.fileno())
         number = max(_numbers(folder_fd), default=0) + 1
         while True:
@@ -199,7 +228,7 @@ def _put(folder_fd: int, parts: Sequence[bytes], contents: int) -> str:
                 break
     os.unlink(beside, dir_fd=folder_fd)
     os.fsync(folder_fd)
-    return name
+    return name, written
 
 
 def _numbers(folder: int | str) -> list[int]:

@@ -195,7 +195,7 @@ class Watcher:
         self._entry = registry.find(place.sandbox)
         self._noted = Watched(pid=os.getpid())
         newest = next(iter(archives.archives(place)), None)
-        self._mark = newest.mark if newest is not None else ""
+        self._saver = archives.Saver(place, last_mark=newest.mark if newest is not None else "")
         self._quiet = Quiet(settings, time.monotonic())
         self._sample: Sample | None = None
         self._next_size = 0.0
@@ -253,12 +253,11 @@ class Watcher:
         began = time.monotonic()
         try:
             async with AsyncSandbox.attach(self._place.sandbox) as sandbox:
-                archive = await archives.save(sandbox, self._place, reason=reason, last_mark=self._mark)
+                archive = await self._saver.save(sandbox, reason=reason)
         except (ClocheError, OSError) as error:
             self._note(error=f"{type(error).__name__}: {error}"[:1000])
             return
         if archive is not None:
-            self._mark = archive.mark
             seconds = time.monotonic() - began
             self._note(saved_at=archive.saved_at, saves=self._noted.saves + 1, save_s=seconds, error="")
             with suppress(ClocheError, OSError):

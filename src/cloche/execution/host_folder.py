@@ -329,10 +329,7 @@ class HostFolderOperations(NameOperations):
         return plan.shared
 
     @asynccontextmanager
-    async def _snapshot(
-        self, open_folder: OpenFolder, *, into: str | None = None, skip: Sequence[str] = ()
-    ) -> AsyncIterator[Snapshot]:
-        """Yield the sandbox's changes at this moment, less the paths of `skip`; the folder `into` stores them."""
+    async def _snapshot(self, open_folder: OpenFolder) -> AsyncIterator[Snapshot]:
         import tempfile
 
         from cloche.workspace.snapshot import SnapshotReader
@@ -341,16 +338,14 @@ class HostFolderOperations(NameOperations):
         folder = open_folder.folder
         answer: dict[str, Any] = {}
         reader = SnapshotReader(
-            into or tempfile.gettempdir(), max_bytes=folder.disk_bytes, entries=MOST_ENTRIES,
-            is_whole=bool(folder.copied_ns),
-        )  # fmt: skip
+            tempfile.gettempdir(), max_bytes=folder.disk_bytes, entries=MOST_ENTRIES, is_whole=bool(folder.copied_ns)
+        )
         try:
             stream = cast("SupportsChanges", live).changes_stream(
                 folder.at if folder.copied_ns else CHANGES,
                 since=folder.copied_ns or None,
                 max_bytes=folder.disk_bytes,
                 max_entries=MOST_ENTRIES,
-                skip=skip,
                 note_answer=answer.update,
             )
             # The sandbox is frozen until the stream is closed, so closing is not left to the garbage collector.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cloche.core.changes import CHANGES
@@ -18,7 +19,7 @@ from cloche.core.record import dataclass
 from cloche.init.names import pack, unpack_text
 
 from .git_inside import in_threads
-from .host_folder import _finished
+from .host_folder import MOST_ENTRIES, _finished
 
 if TYPE_CHECKING:
     from cloche.workspace.host_files import HostTree
@@ -66,6 +67,19 @@ class _ViewFiles(Protocol):
 
     async def unpack_path(self, path: str, archive: AsyncIterator[bytes]) -> None: ...
 
+    def changes_stream(
+        self,
+        root: str,
+        *,
+        since: int | None,
+        max_bytes: int,
+        max_entries: int,
+        skip: Sequence[str],
+        note_answer: Callable[[Mapping[str, Any]], None],
+        base: int | None,
+        pauses: bool,
+    ) -> AsyncGenerator[bytes]: ...
+
 
 def _files_of(sandbox: AsyncSandbox) -> _ViewFiles:
     return cast("_ViewFiles", sandbox._require_live("the changes in a view"))
@@ -104,11 +118,70 @@ async def ignored(sandbox: AsyncSandbox) -> tuple[str, ...]:
     return tuple(path.rstrip("/") for path in paths if path.strip("/") and not path.startswith("/"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """Hold an earlier snapshot, the time on the sandbox's clock before it, and the paths that it lacks."""
+
+    snapshot: Snapshot
+    before_ns: int
+    skip: frozenset[str] = frozenset()
+
+
 @asynccontextmanager
-async def taken(sandbox: AsyncSandbox, *, into: str, skip: Sequence[str] = ()) -> AsyncIterator[Snapshot]:
-    """Yield the changes at one moment, for which all processes are stopped, less the paths of `skip`."""
-    async with sandbox._snapshot(folder_of(sandbox), into=into, skip=skip) as snapshot:
-        yield snapshot
+async def taken(
+    sandbox: AsyncSandbox, *, into: str, skip: Collection[str] = (), base: Base | None = None
+) -> AsyncIterator[Base]:
+    """Yield the changes at one moment, less the paths of `skip`, stored in files without a name in the folder `into`.
+
+    They are read twice: what has changed since `base` while the sandbox goes on, then what has changed in that time,
+    for which all processes are stopped. A base that lacks other paths than `skip` is not used.
+    """
+    if base is not None and not base.skip <= frozenset(skip):
+        base = None
+    began_ns = await _clock(sandbox)
+    first: Base | None = None
+    with suppress(InvalidRequest):  # it was moved about while it was read; all of it is read once more
+        snapshot = await _read(sandbox, into, skip, base, pauses=False)
+        first = Base(snapshot=snapshot, before_ns=began_ns)
+    try:
+        before_ns = await _clock(sandbox)
+        snapshot = await _read(sandbox, into, skip, first or base, pauses=True)
+        try:
+            yield Base(snapshot=snapshot, before_ns=before_ns, skip=frozenset(skip))
+        finally:
+            snapshot.close()
+    finally:
+        if first is not None:
+            first.snapshot.close()
+
+
+async def _clock(sandbox: AsyncSandbox) -> int:
+    moment = (await sandbox._require_live("the sandbox's clock").ask("clock")).get("ns")
+    return moment if isinstance(moment, int) and moment > 0 else 0
+
+
+async def _read(
+    sandbox: AsyncSandbox, into: str, skip: Collection[str], base: Base | None, *, pauses: bool
+) -> Snapshot:
+    from cloche.workspace.snapshot import SnapshotReader
+
+    max_bytes, answer = folder_of(sandbox).folder.disk_bytes, dict[str, Any]()
+    reader = SnapshotReader(
+        into, max_bytes=max_bytes, entries=MOST_ENTRIES, base=base.snapshot if base is not None else None
+    )
+    stream = _files_of(sandbox).changes_stream(
+        CHANGES, since=None, max_bytes=max_bytes, max_entries=MOST_ENTRIES, skip=tuple(skip), note_answer=answer.update,
+        base=base.before_ns if base is not None else None, pauses=pauses,
+    )  # fmt: skip
+    try:
+        async with aclosing(stream) as pieces:
+            async for piece in pieces:
+                await _finished(partial(reader.feed, piece))
+        return await _finished(partial(reader.finish, answer))
+    except ValueError as error:
+        raise InvalidRequest(f"the sandbox's report of its changes is invalid: {error}") from error
+    finally:
+        reader.close()
 
 
 async def put_back(sandbox: AsyncSandbox, snapshot: Snapshot) -> None:

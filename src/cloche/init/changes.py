@@ -15,8 +15,9 @@ nothing has changed in between. With `lists` there are only rows of files, with 
 In an overlay's upper layer a character device 0:0 is a whiteout, `user.overlay.opaque` with the value `y` on a folder
 hides all below it in the lower layers, and `user.overlay.origin` marks files that were copied up. With a time `since`
 the folder is a copy that was complete then: a file without a change after it is `unchanged`, and a folder `copied`.
-A folder that may have been moved after it counts as new with all below it: rename(2) changes the times of the moved
-folder and of the folders that it leaves and enters, and of nothing below.
+With a time `base` the reader has the files of the upper layer as they were then: one without a change after it is
+`unchanged`, too. A folder that may have been moved after it counts as new with all below it: rename(2) changes the
+times of the moved folder and of the folders that it leaves and enters, and of nothing below.
 
 Nothing but folders and regular files is opened, through no link and by the descriptor of the folder above.
 """
@@ -86,7 +87,9 @@ class _Folder:
 class _Sending:
     def __init__(self, order: dict[str, Any], into: int):
         self.into = into
-        self.since = natural(order, "since", None)
+        self.since, base = natural(order, "since", None), natural(order, "base", None)
+        self.is_copy = self.since is not None
+        self.since = self.since if self.is_copy else base
         self.most = natural(order, "most", 0) or 0
         self.entries = natural(order, "entries", MOST_ENTRIES) or 0
         self.lists = bool(order.get("lists"))
@@ -138,7 +141,8 @@ class _Sending:
         row: dict[str, Any] = {"path": pack(path), "mode": stat.S_IMODE(state.st_mode), "mtime": int(state.st_mtime)}
         if kind == stat.S_IFDIR:
             return self._send_folder(folder, name, row, state, depth=depth)
-        if self._is_old(state) and not folder.may_be_moved and kind in (stat.S_IFREG, stat.S_IFLNK):
+        is_compared = kind == stat.S_IFREG or (kind == stat.S_IFLNK and self.is_copy)
+        if is_compared and not self.lists and self._is_old(state) and not folder.may_be_moved:
             self._row({**row, "kind": "unchanged"})
         elif kind == stat.S_IFREG and self.lists:
             self._row({"path": row["path"], "kind": "file", "size": state.st_size})
@@ -146,7 +150,7 @@ class _Sending:
             self._send_file(folder, name, row)
         elif kind == stat.S_IFLNK:
             self._send_link(folder, name, row)
-        elif kind == stat.S_IFCHR and state.st_rdev == 0 and self.since is None:
+        elif kind == stat.S_IFCHR and state.st_rdev == 0 and not self.is_copy:
             self._row({**row, "kind": "removed"})
         else:
             self._row({**row, "kind": "other"})
@@ -173,9 +177,9 @@ class _Sending:
                 os.close(fd)
             self._row({**row, "problem": "unreadable"})
             return None
-        row["opaque"] = self.since is None and _attribute(fd, OPAQUE) == b"y"
+        row["opaque"] = not self.is_copy and _attribute(fd, OPAQUE) == b"y"
         is_as_copied = not (has_changed or may_be_moved)
-        row["copied"] = is_as_copied if self.since is not None else _attribute(fd, ORIGIN) is not None
+        row["copied"] = is_as_copied if self.is_copy else _attribute(fd, ORIGIN) is not None
         self._row(row)
         return below
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, BinaryIO, Literal, cast
 
 from ..core.record import dataclass, field, replace
@@ -50,12 +50,13 @@ class SnapshotEntry:
     """The sandbox's file at one path, relative to the folder.
 
     - `removed`: a whiteout; the host's file is removed inside.
-    - `unchanged`: sent for copies only; the file is as the host had it.
+    - `unchanged`: sent for copies only; the file is as the host had it. A snapshot with a base has the base's entry.
     - `other`: neither file, directory nor link.
     - `is_opaque`: a directory that shows nothing of the host's.
     - `is_copied`: a file that began as a copy of a host file, under this name or another; a directory of a copy that
       was not changed itself.
     - `problem`: why the content could not be read.
+    - `source`: 0 if the content is in the snapshot's own file, else the number of one in `earlier`.
     """
 
     path: bytes
@@ -70,6 +71,7 @@ class SnapshotEntry:
     is_copied: bool = False
     is_text: bool = False
     problem: str = ""
+    source: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +84,17 @@ class Snapshot:
 
     entries: Mapping[bytes, SnapshotEntry] = field(default_factory=dict)
     contents: int = -1
+    earlier: tuple[int, ...] = ()  # descriptors of its base
     is_whole: bool = False
     is_partial: bool = False
 
     def read(self, entry: SnapshotEntry) -> Iterator[bytes]:
         """Yield a file's content in pieces: consecutive frames of the stream."""
         offset, remaining = entry.offset, entry.size
+        fd = (self.contents, *self.earlier)[entry.source]
         while remaining:
-            size = int.from_bytes(os.pread(self.contents, 4, offset), "big") & ~CONTENT
-            piece = os.pread(self.contents, size, offset + 4) if 0 < size <= MOST_CONTENT_BYTES else b""
+            size = int.from_bytes(os.pread(fd, 4, offset), "big") & ~CONTENT
+            piece = os.pread(fd, size, offset + 4) if 0 < size <= MOST_CONTENT_BYTES else b""
             if not piece or len(piece) != size:
                 raise OSError("the snapshot is shorter than it says")
             yield piece
@@ -112,12 +116,38 @@ class Snapshot:
             os.close(self.contents)
 
 
+def write_snapshot(snapshot: Snapshot, file: BinaryIO) -> Snapshot:
+    """Write a snapshot to a file as a stream of `init/changes.py`, less entries with problems; return it as written.
+
+    The file's descriptor belongs to the result. `file` stands where the stream begins.
+    """
+    entries: Rows[SnapshotEntry] = Rows(SnapshotEntry)
+    for path, entry in snapshot.entries.items():
+        if entry.problem or entry.kind == "other":
+            continue
+        row = json.dumps(_as_row(entry), separators=(",", ":")).encode()
+        file.write(len(row).to_bytes(4, "big") + row)
+        entries[path] = replace(entry, offset=file.tell() if entry.kind == "file" else 0, source=0)
+        file.writelines((CONTENT | len(piece)).to_bytes(4, "big") + piece for piece in snapshot.read(entry))
+        if entry.kind == "file":
+            file.write(CONTENT.to_bytes(4, "big"))
+    return Snapshot(entries=entries, contents=os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC))
+
+
+def _as_row(entry: SnapshotEntry) -> dict[str, Any]:
+    row = {"path": _pack(entry.path), "kind": entry.kind, "mode": entry.mode, "mtime": entry.mtime_s}
+    if entry.kind == "link":
+        row["target"] = _pack(entry.target)
+    return {**row, "opaque": entry.is_opaque, "copied": entry.is_copied}
+
+
 class SnapshotReader:
     """Store a stream of `init/changes.py`, which comes in pieces of any size, and read it. `close` it if it is not
     finished.
 
     Limits: `max_bytes` of content, `entries` rows. Malformed data raises ValueError. `feed` only writes to disk, since
-    the sandbox is frozen meanwhile; `finish` parses.
+    the sandbox is frozen meanwhile; `finish` parses. `base` has the files that come as unchanged; it must stay open as
+    long as the snapshot.
     """
 
     def __init__(
@@ -127,8 +157,9 @@ class SnapshotReader:
         max_bytes: int = MOST_BYTES,
         entries: int = MOST_ENTRIES,
         is_whole: bool = False,
+        base: Snapshot | None = None,
     ):
-        self._max_bytes, self._most_entries, self._is_whole = max_bytes, entries, is_whole
+        self._max_bytes, self._most_entries, self._is_whole, self._base = max_bytes, entries, is_whole, base
         self._max_stored_bytes = (
             max_bytes + max_bytes // 256 + MOST_ROWS_BYTES + entries * 16
         )  # including the frames' length fields
@@ -161,7 +192,11 @@ class SnapshotReader:
             raise ValueError(f"{self._count} changes came, which is not the announced number")
         contents, self._fd = self._fd, -1
         is_partial = bool(answer.get("too_many") or answer.get("skipped"))
-        return Snapshot(entries=self._entries, contents=contents, is_whole=self._is_whole, is_partial=is_partial)
+        base = self._base
+        return Snapshot(
+            entries=self._entries, contents=contents, is_whole=self._is_whole, is_partial=is_partial,
+            earlier=() if base is None else (base.contents, *base.earlier),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the stored stream, unless a snapshot owns it."""
@@ -219,7 +254,10 @@ class SnapshotReader:
         """Take a row that ends at this offset of the stream; return a _Content if the file's content follows."""
         if self._count >= self._most_entries:
             raise ValueError(f"there are more than {self._most_entries} changes")
-        entry = _read_entry(row, offset=offset, is_whole=self._is_whole)
+        not_sent = {"removed"} if self._is_whole else {"unchanged"} if self._base is None else set()
+        entry = _read_entry(row, offset=offset, not_sent=not_sent)
+        if entry.kind == "unchanged" and self._base is not None:
+            entry = self._of_base(entry)
         if entry.path in self._entries:
             raise ValueError("the changes hold a path twice")
         above = entry.path.rpartition(b"/")[0]
@@ -228,10 +266,16 @@ class SnapshotReader:
         self._count += 1
         if entry.kind == "directory" and not entry.problem:
             self._folders.add(entry.path)
-        if entry.kind == "file" and not entry.problem:
+        if entry.kind == "file" and not entry.problem and not entry.source:
             return _Content(entry)
         self._entries[entry.path] = entry
         return None
+
+    def _of_base(self, entry: SnapshotEntry) -> SnapshotEntry:
+        base = cast("Snapshot", self._base).entries.get(entry.path)
+        if base is None or base.kind != "file" or base.problem:
+            raise ValueError("the changes hold an unchanged file that was not there before")
+        return replace(base, source=base.source + 1)
 
 
 class _Content:
@@ -277,10 +321,10 @@ def _row(data: bytes) -> Mapping[str, Any]:
     return row
 
 
-def _read_entry(row: Mapping[str, Any], *, offset: int, is_whole: bool) -> SnapshotEntry:
+def _read_entry(row: Mapping[str, Any], *, offset: int, not_sent: Collection[str]) -> SnapshotEntry:
     """Return the entry of a row. Raises ValueError for values that no sandbox can have."""
     kind, mode, mtime_s = row.get("kind"), row.get("mode", 0), row.get("mtime", 0)
-    if not isinstance(kind, str) or kind not in KINDS or kind == ("removed" if is_whole else "unchanged"):
+    if not isinstance(kind, str) or kind not in KINDS or kind in not_sent:
         raise ValueError("the changes hold an unknown kind")
     if type(mode) is not int or not 0 <= mode <= PERMISSIONS:
         raise ValueError("the changes hold a malformed mode")
@@ -328,6 +372,13 @@ def _unpack(value: object) -> bytes:
     if b"\0" in name:
         raise ValueError("the changes hold a malformed name")
     return name
+
+
+def _pack(name: bytes) -> str | dict[str, str]:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return {"hex": name.hex()}
 
 
 def _checked(path: bytes) -> bytes:
