@@ -30,9 +30,9 @@ def _found(name: str | None) -> AgentPlace:
 @argument("name", metavar="[NAME]", required=False, help=NAME_HELP)
 @option("--detach-keys", metavar="KEYS", default="", help="Keys that detach. Default: ctrl-p,ctrl-q.")
 def _attach(name: str | None, detach_keys: str) -> int:
-    """Attach this terminal to an agent that runs; it is taken from any other terminal.
+    """Attach this terminal to an agent that runs.
 
-    Ctrl-P Ctrl-Q detaches again, and the agent goes on.
+    It is taken from any other terminal. Ctrl-P Ctrl-Q detaches again, and the agent goes on.
     """
     from ._attached import check_terminal
 
@@ -59,7 +59,7 @@ async def _attached(place: AgentPlace, keys: str) -> int:
 @agent.command("detach")
 @argument("name", metavar="[NAME]", required=False, help=NAME_HELP)
 def _detach(name: str | None) -> int:
-    """Detach an agent from the terminal that it is on, from another one; it goes on."""
+    """Detach an agent from its terminal; it goes on."""
     place = _found(name)
 
     async def detach() -> None:
@@ -78,7 +78,10 @@ def _detach(name: str | None) -> int:
 @agent.command("stop")
 @argument("name", metavar="[NAME]", required=False, help=NAME_HELP)
 def _stop(name: str | None) -> int:
-    """End an agent and its sandbox, once its work is saved; the next start goes on from there."""
+    """Save an agent's work, and end its sandbox.
+
+    The next start goes on from there.
+    """
     from cloche.coding_agents.running import stop
 
     place = _found(name)
@@ -98,7 +101,10 @@ def _stop(name: str | None) -> int:
 @argument("name", metavar="[NAME]", required=False, help=NAME_HELP)
 @json_option()
 def _status(name: str | None, as_json: bool) -> int:
-    """Show what agents do: all that are open, or one with its changes, its network and its resources."""
+    """Show what the open agents do.
+
+    One alone is shown with its changes, its network and its resources.
+    """
     import json
 
     from cloche.coding_agents.running import open_agents, status
