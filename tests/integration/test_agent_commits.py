@@ -149,3 +149,19 @@ def test_commits_of_an_agent_are_shown_and_taken_over_with_their_messages(
     assert verified == [is_signed, is_signed]
     assert git(project, "merge-base", "main", "theirs") == git(project, "rev-parse", "main")
     assert git(project, "status", "--porcelain") == ""
+
+
+def test_a_git_folder_that_is_anything_does_not_hide_the_changes(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The review says what is wrong with it, and the files can be written."""
+
+    async def main() -> None:
+        async with AsyncSandbox(workspace=project) as sandbox:
+            await sandbox.exec(shell="echo two >> a.txt; printf '\\033[2Jx' > .git/refs/heads/broken")
+            end = await review(sandbox, folder=str(project), read=lambda _: "a")
+            assert (end.how, end.left) == ("committed", 0)
+
+    asyncio.run(main())
+    assert (project / "a.txt").read_text() == "one\ntwo\n"
+    assert "commits made inside cannot be read" in capsys.readouterr().err

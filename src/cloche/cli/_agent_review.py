@@ -268,7 +268,7 @@ class _Reviewing:
             raise KeyboardInterrupt from None
 
     async def write(self, choice: Choice) -> ReviewEnd | None:
-        from cloche.coding_agents.review import ReviewEnd, questions_for
+        from cloche.coding_agents.review import ReviewEnd, left_after, questions_for
 
         by_path = {file.change.path: file.change for file in self.review.files}
         for question in questions_for(self.review, choice):
@@ -291,7 +291,7 @@ class _Reviewing:
         )
         if self.branch is None and self.sandbox.name is not None:
             await tell_conflicts(self.folder, committed.written, by=self.sandbox.name)
-        left = len((await self.sandbox.diff()).changes) if self.branch is None else len(self.review.files)
+        left = len(self.review.files) if self.branch else left_after(self.review, choice, committed)
         if left:
             say(f"{left} {'change stays' if left == 1 else 'changes stay'} in the sandbox")
         return ReviewEnd(how="committed", committed=committed, left=left)
@@ -387,6 +387,8 @@ def _show_summary(review: Review, folder: str) -> None:
     left_out = [skipped for skipped in review.diff.left_out if skipped.path != ".git" or not review.branches]
     for skipped in left_out[:MOST_ROWS]:
         console.print(Text(f"left out: {escape_line(f'{escape_name(skipped.path)}: {skipped.reason}')}"))
+    if review.git_error:
+        console.print(Text(f"commits made inside cannot be read: {escape_line(review.git_error)}", style="yellow"))
     for branch in review.branches:
         made = "1 commit was" if branch.count == 1 else f"{branch.count} commits were"
         console.print(Text(f"{made} made inside on {escape_name(branch.name)}:"))

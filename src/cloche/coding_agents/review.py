@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from cloche.core.changes import Change, Committed, Diff, InsideBranch, Question
-from cloche.core.record import asdict, dataclass, field
+from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceFailed
+from cloche.core.record import asdict, dataclass, field, replace
 from cloche.workspace.hunks import FileDiff, Hunk, file_diffs, may_be_split
 
 if TYPE_CHECKING:
@@ -54,12 +55,13 @@ class ReviewedFile:
 class Review:
     """Hold what is shown: the files, dangerous ones first, by the gravest reason, then conflicts, then the others.
 
-    `branches` have the commits that were made inside.
+    `branches` have the commits that were made inside; `git_error` says why they cannot be read.
     """
 
     diff: Diff
     files: tuple[ReviewedFile, ...]
     branches: tuple[InsideBranch, ...] = ()
+    git_error: str = ""
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -75,24 +77,29 @@ class Review:
         return {
             "id": self.diff.id, "count": number, "added": added, "removed": removed, "isCut": self.diff.is_cut,
             "files": [file.as_dict() for file in self.files], "leftOut": left_out,
-            "branches": [asdict(branch) for branch in self.branches],
+            "branches": [asdict(branch) for branch in self.branches], "gitError": self.git_error,
         }  # fmt: skip
 
 
 async def review_changes(sandbox: AsyncSandbox) -> Review:
     """Compare a sandbox with its folder, and list the commits made inside, for a review."""
     diff = await sandbox.diff()
-    touches_git = any(skipped.path.partition("/")[0] == ".git" for skipped in diff.left_out)
-    return review_of(diff, await sandbox.commits_inside() if touches_git else ())
+    review = review_of(diff)
+    if not any(skipped.path.partition("/")[0] == ".git" for skipped in diff.left_out):
+        return review
+    try:
+        return replace(review, branches=await sandbox.commits_inside())
+    except (InvalidRequest, BackendUnavailable, WorkspaceFailed) as error:  # the guest's `.git` may be anything
+        return replace(review, git_error=str(error))
 
 
-def review_of(diff: Diff, branches: tuple[InsideBranch, ...] = ()) -> Review:
+def review_of(diff: Diff) -> Review:
     """Return the changes of a diff in the order in which they are reviewed."""
     parts = file_diffs(diff)
     rank = {path: number for number, question in enumerate(diff.questions) for path in question.paths}
     ordered = sorted(diff.changes, key=lambda change: (rank.get(change.path, len(rank)), not change.conflict))
     files = tuple(ReviewedFile(change=change, diff=parts.get(change.path)) for change in ordered)
-    return Review(diff=diff, files=files, branches=branches)
+    return Review(diff=diff, files=files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +169,12 @@ def questions_for(review: Review, choice: Choice) -> list[Question]:
         for question in review.diff.questions
     )
     return [question for question in asked if question.paths]
+
+
+def left_after(review: Review, choice: Choice, committed: Committed) -> int:
+    """Return how many changes of a review stay in the sandbox after a commit to the folder."""
+    whole = set(committed.written).difference(choice.hunks)
+    return sum(file.change.path not in whole for file in review.files)
 
 
 def is_new_folder(change: Change) -> bool:
