@@ -129,3 +129,41 @@ def test_servers_are_forwarded_while_they_listen() -> None:
             await sandbox.kill()
 
     asyncio.run(main())
+
+
+NAMES_LOOPBACK = """
+import random, socket, struct
+def address_of(name):  # as one label, too: a name that reads as an address
+    question = b"".join(bytes([len(part)]) + part for part in name) + b"\\0" + struct.pack(">HH", 1, 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.settimeout(20)
+        asking.sendto(struct.pack(">HHHHHH", random.randrange(65536), 256, 1, 0, 0, 0) + question, ("198.18.0.1", 53))
+        answer = asking.recv(512)
+    return socket.inet_ntoa(answer[-4:]) if answer[7] else None
+for name in ([b"127", b"0", b"0", b"1"], [b"127.0.0.1"], [b"localhost"]):
+    address = address_of(name)
+    try:
+        with socket.create_connection((address, PORT), 20) as caller:
+            caller.sendall(b"hello\\n")
+            print(address, caller.recv(100))
+    except (OSError, TypeError) as error:
+        print(address, type(error).__name__)
+"""
+
+
+def test_a_name_that_reads_as_loopback_is_no_port_of_the_host() -> None:
+    """Neither where the sandbox was given another port, nor where it serves that one for a host."""
+    with echo("host") as port, echo("given") as given:
+
+        async def main() -> str:
+            sandbox = cloche.AsyncSandbox(
+                network_allow=[f"good.example:{port}"], on_network="ask", live=True, timeout=60
+            )
+            give_host_ports(sandbox, (given,))
+            async with sandbox:
+                program = NAMES_LOOPBACK.replace("PORT", str(port))
+                return (await sandbox.exec(["python3", "-c", program])).stdout
+
+        said = asyncio.run(main())
+        assert len(said.splitlines()) == 3
+        assert "host" not in said, said

@@ -28,6 +28,7 @@ class GuestConnection:
         self.address: Address | None = None  # that it was made to
         self.is_approved = False  # by somebody, and by no rule
         self.is_read = False  # request by request
+        self.is_of_host = False  # to a port of this host's loopback, by the address itself: a name may read like it
         self.task: asyncio.Task[None] | None = None
         self.guest: SocketStream | None = None
         self._counted = (0, 0)

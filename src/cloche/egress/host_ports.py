@@ -26,6 +26,8 @@ async def carry_to_host(
 ) -> None:
     """Carry bytes to and from a port of the host, unread. Raises Refused, Failed."""
     where = f"{LOOPBACK}:{connection.port}"
+    if not is_host_port(rules, connection.host, connection.port):
+        raise Refused(not_allowed(where, "it is no port that this sandbox was given", "ask the user for --host-port"))
     if rules.denies(LOOPBACK, connection.port):
         raise Refused(not_allowed(where, "network_deny names it", "leave it out there"))
     try:

@@ -33,7 +33,7 @@ from .connections import MOST_CONNECTIONS, GuestConnection, JailNetwork, most_co
 from .errors import Failed, Refused
 from .explain import ADDRESS, answer, explain
 from .first_bytes import NameIn, read_first, read_hello
-from .host_ports import LOOPBACK, carry_to_host, is_host_port
+from .host_ports import carry_to_host, is_host_port
 from .http import relay
 from .http_request import ANOTHER_HOST, EditHead, RequestHead
 from .ledger import Ledger, Sum
@@ -425,6 +425,7 @@ class GuestNetwork:
         else:
             is_many = len(self._connections) >= FEW_CONNECTIONS
             connection = GuestConnection(jail, host, port, BUFFER_BYTES if is_many else 0)
+            connection.is_of_host = is_of_host
             self._connections.add(connection)
             _all_connections.add(connection)
             connection.task = self._begin(jail, self._serve(connection, guest_socket))
@@ -447,7 +448,7 @@ class GuestNetwork:
             if (connection.host, connection.port) == (ADDRESS, HTTP_PORT):
                 questions = self._questions if self._asks else None
                 await answer(guest, functools.partial(explain, self._rules, self._secrets, questions))
-            elif connection.host == LOOPBACK:
+            elif connection.is_of_host:
                 await carry_to_host(connection, guest, self._rules, self._ledger, self._turns, IDLE_S)
             elif connection.port == HTTP_PORT:
                 await self._carry_http(connection, guest)
