@@ -2,7 +2,7 @@
 
 Theory of operation: the agent's package and its dependencies become layers of the packages' store. Their files are
 linked into a new folder, beside what starts the agent: its program, for a package of PyPI a virtual environment, and a
-Node where the host has none that is new enough. Install scripts run for the packages that the row names alone, each in
+Node, if that of the host is missing or too old. Install scripts run for the packages that the row names alone, each in
 a jail without a network. Then the folder is published under its name, so that an interrupted installation leaves
 nothing that can be found, and the next one removes the remains. The two newest versions of an agent are kept: an agent
 may be running in the older one.

@@ -110,6 +110,7 @@ def command(
     else:
         end = [*row.to_resume] if resumes else []
     quiet = () if options.asks and options.prompt is None else row.without_questions
+    quiet = tuple(word for word in quiet if word not in end)  # of a subcommand they stand behind it
     return [*program.words, *own, *quiet, *end, *options.arguments]
 
 

@@ -32,7 +32,7 @@ _GEMINI_LOGIN = (
 )
 _GEMINI_SETTINGS = (
     '{"security": {"toolSandboxing": false}, "privacy": {"usageStatisticsEnabled": false}, '
-    '"general": {"enableAutoUpdate": false}}'
+    '"general": {"enableAutoUpdate": false, "enableAutoUpdateNotification": false}}'
 )
 _QWEN_SETTINGS = (
     '{"security": {"folderTrust": {"enabled": false}}, "privacy": {"usageStatisticsEnabled": false}, '
@@ -96,7 +96,11 @@ TABLE: Mapping[str, CodingAgent] = {
             title="Codex",
             program="codex",
             package=Package(registry="npm", name="@openai/codex", node=16),
-            arguments=("--sandbox", "danger-full-access", "-c", 'projects={"{project}"={trust_level="trusted"}}'),
+            arguments=(
+                "--sandbox", "danger-full-access", "-c", 'projects={"{project}"={trust_level="trusted"}}',
+                "-c", "check_for_update_on_startup=false", "-c", "analytics.enabled=false", "-c", "tui.show_tooltips=false",
+                "-c", "features.apps=false", "-c", "features.plugins=false",
+            ),
             without_questions=("--ask-for-approval", "never"),
             for_prompt=("exec", "--skip-git-repo-check", "{prompt}"),
             to_resume=("resume", "--last"),
@@ -106,7 +110,7 @@ TABLE: Mapping[str, CodingAgent] = {
                 browser=("https://auth.openai.com",), callback_ports=(1455, 1457),
             ),
             hosts=("api.openai.com", "chatgpt.com", "auth.openai.com"),
-            telemetry=("ab.chatgpt.com",),
+            telemetry=("ab.chatgpt.com", "raw.githubusercontent.com"),
             key_files={"OPENAI_API_KEY": {".codex/auth.json": '{"OPENAI_API_KEY": "{OPENAI_API_KEY}"}'}},
             shown=(".codex/skills", ".codex/prompts"),
             copied={
@@ -174,7 +178,7 @@ TABLE: Mapping[str, CodingAgent] = {
             to_resume=("--continue",),
             env={
                 "OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1",
-                "OPENCODE_DISABLE_LSP_DOWNLOAD": "1", "OPENCODE_CONFIG_CONTENT": _OPENCODE_CONFIG,
+                "OPENCODE_DISABLE_LSP_DOWNLOAD": "1", "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1", "OPENCODE_DISABLE_SHARE": "1", "OPENCODE_CONFIG_CONTENT": _OPENCODE_CONFIG,
             },
             secrets=(*_MODEL_KEYS, _OPENROUTER, "OPENCODE_API_KEY@opencode.ai"),
             telemetry=("models.opencode.ai", "models.dev"),

@@ -1,4 +1,4 @@
-"""Install scripts of one npm package: the one way in which code of a package of npm's runs at its installation.
+"""Install scripts of one npm package: the only code of an npm package that runs at its installation.
 
 No other package's script runs. Each runs in a jail without a network, on a copy of its package's folder. The regular
 files that it changed come back as frames, and are written to a new folder; the caller puts them in their place.
