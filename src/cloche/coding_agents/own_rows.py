@@ -179,7 +179,7 @@ _PACKAGE: Mapping[str, tuple[str, Read]] = {
 _LOGIN: Mapping[str, tuple[str, Read]] = {
     **_same(_text, "provider", "template"), **_same(_path, "file"), **_same(_texts, "command", "browser"),
     **_same(_env, "env"),
-    **_same(_ports, "callback_ports"),
+    **_same(_ports, "callback_ports"), **_same(_env, "env"),
 }  # fmt: skip
 _FIELDS: Mapping[str, tuple[str, Read]] = {
     **_same(_text, "title"),

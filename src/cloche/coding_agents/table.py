@@ -39,6 +39,17 @@ _QWEN_SETTINGS = (
     '"general": {"enableAutoUpdate": false}}'
 )
 _USES_KEY = '{"security": {"auth": {"selectedType": "%s"}}}'
+_CODEX_OFF = tuple(
+    word
+    for key in (
+        "check_for_update_on_startup",
+        "analytics.enabled",
+        "tui.show_tooltips",
+        "features.apps",
+        "features.plugins",  # apps are the connectors of an account
+    )
+    for word in ("-c", f"{key}=false")
+)
 _OPENCODE_CONFIG = '{"autoupdate": false, "share": "disabled"}'
 # Its questions are switched off by a setting alone, so `--ask` has no effect.
 _AMP_SETTINGS = (
@@ -98,8 +109,7 @@ TABLE: Mapping[str, CodingAgent] = {
             package=Package(registry="npm", name="@openai/codex", node=16),
             arguments=(
                 "--sandbox", "danger-full-access", "-c", 'projects={"{project}"={trust_level="trusted"}}',
-                "-c", "check_for_update_on_startup=false", "-c", "analytics.enabled=false", "-c", "tui.show_tooltips=false",
-                "-c", "features.apps=false", "-c", "features.plugins=false",
+                *_CODEX_OFF,
             ),
             without_questions=("--ask-for-approval", "never"),
             for_prompt=("exec", "--skip-git-repo-check", "{prompt}"),
@@ -178,7 +188,8 @@ TABLE: Mapping[str, CodingAgent] = {
             to_resume=("--continue",),
             env={
                 "OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1",
-                "OPENCODE_DISABLE_LSP_DOWNLOAD": "1", "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1", "OPENCODE_DISABLE_SHARE": "1", "OPENCODE_CONFIG_CONTENT": _OPENCODE_CONFIG,
+                "OPENCODE_DISABLE_LSP_DOWNLOAD": "1", "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+                "OPENCODE_DISABLE_SHARE": "1", "OPENCODE_CONFIG_CONTENT": _OPENCODE_CONFIG,
             },
             secrets=(*_MODEL_KEYS, _OPENROUTER, "OPENCODE_API_KEY@opencode.ai"),
             telemetry=("models.opencode.ai", "models.dev"),

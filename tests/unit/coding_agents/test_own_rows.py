@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cloche.coding_agents.own_rows import _FIELDS, agent_named, known_agents, read_row
+from cloche.coding_agents.own_rows import _FIELDS, _LOGIN, _PACKAGE, agent_named, known_agents, read_row
 from cloche.coding_agents.plan import AgentOptions, Program, command
-from cloche.coding_agents.row import CodingAgent, Package
+from cloche.coding_agents.row import CodingAgent, Login, Package
 from cloche.coding_agents.table import TABLE
 from cloche.config.readers import parse_hosts
 from cloche.core.errors import InvalidRequest
@@ -85,9 +85,9 @@ def test_a_wrong_field_is_named(fields: dict[str, object], message: str) -> None
 
 def test_a_row_has_every_field_of_the_table() -> None:
     """What the table can say, the user can."""
-    assert {field for field, _ in _FIELDS.values()} == {spec.name for spec in dataclasses.fields(CodingAgent)} - {
-        "name"
-    }
+    for readers, kind in ((_FIELDS, CodingAgent), (_PACKAGE, Package), (_LOGIN, Login)):
+        own = {spec.name for spec in dataclasses.fields(kind)} - ({"name"} if kind is CodingAgent else set())
+        assert {field for field, _ in readers.values()} == own
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
