@@ -132,6 +132,20 @@ told = [*told, json.load(urllib.request.urlopen("https://auth.openai.com/state")
     assert run(world, code) == [[200, 200, 403], False, True]
 
 
+def test_a_login_that_cannot_be_read_is_replaced(world: World) -> None:
+    """One of a key that is gone is no login, and the next one that is made takes its place."""
+    code = """
+row = json.load(open(PATH))
+row["key"] = "another"
+with open(PATH, "w") as file:
+    json.dump(row, file)
+told = [inside("tokens = %r; print(json.dumps([is_good(tokens), refresh(tokens)[0]]))" % tokens)]
+tokens = inside("print(json.dumps(log_in()))", takes_login=True)
+told.append(inside("print(json.dumps(is_good(%r)))" % tokens))
+"""
+    assert run(world, LOGS_IN + code) == [[False, 403], True]
+
+
 def test_refreshes_at_once_are_one(world: World) -> None:
     """Several programs in two sandboxes get the first one's answer, and the token is sent once."""
     code = """

@@ -73,7 +73,8 @@ class LoginServer:
             state = file.state()
             if state != self._states[name]:
                 self._states[name] = state
-                changed[name] = _as_told(file)
+                login = _readable(file)
+                changed[name] = None if login is None else _told_of(login)
         return changed
 
     def _exchange(self, number: int, name: str, version: int | None) -> None:
@@ -81,7 +82,7 @@ class LoginServer:
         file, end = self._logins[name], self._ends[number]
         try:
             with file.locked() as lock:
-                login = file.read()
+                login = _readable(file)
                 if version is not None and (login is None or login.version != version):
                     self._answer(number, login=None if login is None else _told_of(login), is_begun=False)
                     return
@@ -115,13 +116,12 @@ class LoginServer:
             pass  # the egress process is gone
 
 
-def _as_told(file: LoginFile) -> Told | None:
-    """Return a login for the egress process; none for one that cannot be read."""
+def _readable(file: LoginFile) -> Login | None:
+    """Return a login; none for one that cannot be read, which a new one replaces."""
     try:
-        login = file.read()
+        return file.read()
     except (OSError, ClocheError):
         return None
-    return None if login is None else _told_of(login)
 
 
 def _told_of(login: Login) -> Told:
