@@ -1,8 +1,8 @@
 """The key that the logins of a user are encrypted with: in the user's keyring where one runs, else in a file.
 
 The file is in the folder of the configuration, and the logins are in that of the state: a copy or a backup of one of
-them alone is worth nothing. Programs of the same user can read both. A keyring asks for its password at most; it is
-asked by a process of its own, which is given up after a while.
+them alone is worth nothing. Programs of the same user can read both. A separate process asks the keyring, with a
+time-out: the keyring may wait for its password.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class UserKey:
 
 
 def user_key(*, makes: bool = False) -> UserKey | None:
-    """Return the key, and make one where there is none and it `makes` one. Raises InvalidRequest, BackendUnavailable.
+    """Return the key; without one None, or a new one if it `makes` one. Raises InvalidRequest, BackendUnavailable.
 
     Blocks, for KEYRING_S at most.
     """
@@ -96,7 +96,7 @@ def _decoded(text: str, where: str) -> bytes:
 
 
 def _made(path: str, text: str) -> str:
-    """Write a new key, and return it; or the one that somebody else has written meanwhile."""
+    """Write a new key, and return it, or that of another process that was faster."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     temporary = f"{path}.{os.getpid()}.new"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -113,7 +113,7 @@ def _made(path: str, text: str) -> str:
 
 
 def _in_keyring(new: str) -> str:
-    """Return the key in the user's keyring, which is `new` where there was none; empty without a keyring."""
+    """Return the key in the user's keyring, once `new` is written if it had no key; empty without a keyring."""
     if not os.environ.get("DBUS_SESSION_BUS_ADDRESS") and not os.path.exists(f"/run/user/{os.geteuid()}/bus"):
         return ""
     try:

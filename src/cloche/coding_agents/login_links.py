@@ -1,8 +1,8 @@
 """Links that an agent wants opened to log in: written inside to a folder of its home, opened on the host.
 
-The script `SCRIPT` is the `BROWSER` inside. What it writes may be anything: a link is opened if it is short, begins
-with one of the origins of the agent's row, and not too many came before. Its answer may come to a port of this host's
-loopback, which is passed on to the same port inside while the login goes on.
+The script `SCRIPT` is the `BROWSER` inside. Its files are the guest's. A link is opened if it is short, has one of the
+origins of the agent's row, and few came before. The answer of the browser may come to a port of this host's loopback,
+which is forwarded to the same port inside during the login.
 """
 
 from __future__ import annotations

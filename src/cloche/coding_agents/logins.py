@@ -1,7 +1,7 @@
-"""The logins of coding agents, one of each agent for a user: what a sandbox gets of one.
+"""The logins of coding agents: one for each user and agent, which all sandboxes of the agent share.
 
 Every sandbox of the agent has the same placeholders, in the agent's own file of credentials. The tokens are in a file
-that only the egress process's helper opens (`egress/login_server.py`).
+that `egress/login_server.py` opens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ACCOUNT = "https://api.openai.com/auth", "chatgpt_account_id"  # a claim, and a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLogin:
-    """Say what a sandbox gets of an agent's login.
+    """Hold the secrets and files of a sandbox for an agent's login.
 
     `secrets` are captures: with a login that is kept, or of one that is made inside. `files` are texts by their paths
     in the home folder.
@@ -48,7 +48,7 @@ class AgentLogin:
 
 
 def login_of(row: CodingAgent, *, takes_login: bool = False) -> AgentLogin:
-    """Return what a new sandbox of an agent gets; one that `takes_login` replaces the login by a new one.
+    """Return secrets and files of a new sandbox of an agent; one that `takes_login` replaces the login by a new one.
 
     Raises InvalidRequest, BackendUnavailable for a login that cannot be opened. Blocks: a keyring may be asked.
     """

@@ -1,10 +1,10 @@
 """Logins that outlive their sandbox: the same placeholders everywhere, and one exchange of tokens at a time.
 
-Theory of operation: `login_server` is at the other end of a link, and has the files. Before each request it is asked
-what has changed, so that a placeholder means the value of now, whichever sandbox has refreshed it. A refresh does not
-go through the relay: the tokens in its answer would be lost with the guest's connection, and the old ones are spent by
-then. It is a task of its own, which goes on when the program, its sandbox, or the sandbox's process is gone. It is
-written anew from the few fields that a refresh has, so that it brings tokens of the same login and of no other one.
+Theory of operation: `login_server`, at the other end of a link, has the files. Before each request it sends the logins
+that have changed, so a placeholder means the current token after a refresh in any sandbox. A refresh does not go
+through the relay: with the guest's connection the tokens of its answer would be lost, and the old ones are spent by
+then. It is a separate task, which goes on without the program, its sandbox and the sandbox's process. Its request is
+built anew from the known fields of a refresh, so that the answer has tokens of the same login.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OF_A_REFRESH = frozenset(("grant_type", REFRESH, "client_id", "client_secret", "
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 Kind = Literal["login", "refresh", "revoke"]
 Fields = Mapping[str, tuple[str, str]]  # placeholder and value
-Told = dict[str, Any]
+Message = dict[str, Any]
 _exchanges: set[asyncio.Task[WholeAnswer]] = set()  # of all sandboxes, also of those that are gone
 
 
@@ -53,8 +53,8 @@ async def finish_exchanges(seconds: float) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """Hold a login as it was told last; `answer` is that to its last exchange."""
+class CurrentLogin:
+    """Hold the newest state of a login; `answer` is that of its last exchange."""
 
     version: int
     fields: Fields
@@ -62,8 +62,8 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Hold a request to exchange tokens of a login, from a sandbox that knew a version of it."""
+class TokenRequest:
+    """Hold a request to exchange tokens of a login. `version` is the newest one that its sandbox knew."""
 
     kind: Kind
     name: str
@@ -75,9 +75,9 @@ class Asked:
     connect: Callable[[], Awaitable[Stream]]
     note: Callable[[str], None]
 
-    def body_with(self, known: Known | None) -> bytes:
+    def body_with(self, current: CurrentLogin | None) -> bytes:
         """Return the body for the host, with values in place of placeholders."""
-        values = dict(known.fields.values()) if known is not None else {}
+        values = dict(current.fields.values()) if current is not None else {}
         written = {
             name: values.get(text, text) if name in (REFRESH, "token") else text for name, text in self.fields.items()
         }
@@ -101,9 +101,9 @@ class KeptLogins:
     ):  # fmt: skip
         self._link, self._rows, self._takes_login = link, rows, takes_login
         self._grants, self._forget = grants, forget
-        self._known: dict[str, Known] = {}
+        self._current: dict[str, CurrentLogin] = {}
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Told]] = {}
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._running = 0
         self._is_closed = False
         os.set_blocking(link, False)
@@ -116,13 +116,13 @@ class KeptLogins:
             self._lose()
 
     async def look(self) -> None:
-        """Take what has changed; while nobody answers, the values stay as they are."""
+        """Update the values. Without an answer they stay as they are."""
         try:
             async with asyncio.timeout(LOOK_S):
-                told = await self._ask("look", next(self._numbers))
+                reply = await self._ask("look", next(self._numbers))
         except OSError:  # of which TimeoutError is a kind
             return
-        for name, login in told["logins"].items():
+        for name, login in reply["logins"].items():
             self._take(name, login)
 
     def body_edit(
@@ -147,13 +147,13 @@ class KeptLogins:
             return None
         if self._running >= MOST_AT_ONCE:
             raise Rejected(403, f"a request while {MOST_AT_ONCE} others exchange tokens")
-        known = self._known.get(name)
-        version = known.version if known is not None and kind == "refresh" else None
-        asked = Asked(
+        current = self._current.get(name)
+        version = current.version if current is not None and kind == "refresh" else None
+        request = TokenRequest(
             kind=kind, name=name, capture=capture, head=head, fields=fields, is_form=is_form, version=version,
             connect=connect, note=note,
         )  # fmt: skip
-        task = asyncio.create_task(self._exchange(asked))
+        task = asyncio.create_task(self._exchange(request))
         self._running += 1
         _exchanges.add(task)
         task.add_done_callback(self._finish)
@@ -166,8 +166,8 @@ class KeptLogins:
             self.close()
 
     def _kind(self, name: str, capture: Capture, head: RequestHead, fields: Mapping[str, Any]) -> Kind | None:
-        known = self._known.get(name)
-        marks = {mark for mark, _ in known.fields.values()} if known is not None else set()
+        current = self._current.get(name)
+        marks = {mark for mark, _ in current.fields.values()} if current is not None else set()
         if head.target == capture.revoke:
             return "revoke" if fields.get("token") in marks else None
         if fields.get(REFRESH) in marks:
@@ -177,53 +177,53 @@ class KeptLogins:
             return "refresh"
         return "login" if name in self._takes_login and fields.get("grant_type") in LOGIN_GRANTS else None
 
-    async def _exchange(self, asked: Asked) -> WholeAnswer:
-        """Exchange tokens while nobody else does; return the answer of somebody who has meanwhile."""
+    async def _exchange(self, request: TokenRequest) -> WholeAnswer:
+        """Exchange tokens under the lock of the login; return the answer of an exchange that has ended meanwhile."""
         number = next(self._numbers)
         try:
             async with asyncio.timeout(LOCK_S):
-                told = await self._ask("begin", number, name=asked.name, version=asked.version)
+                reply = await self._ask("begin", number, name=request.name, version=request.version)
         except OSError as error:
             self._tell_end(number)
-            return _failed(asked, error)
-        self._take(asked.name, told["login"])
-        known = self._known.get(asked.name)
-        if not told["is_begun"]:
-            return WholeAnswer(status=200, body=known.answer.encode()) if known is not None else _logged_out()
-        return await self._begun(number, asked, known, told["since"])
+            return _failed(request, error)
+        self._take(request.name, reply["login"])
+        current = self._current.get(request.name)
+        if not reply["is_begun"]:
+            return WholeAnswer(status=200, body=current.answer.encode()) if current is not None else _logged_out()
+        return await self._begun(number, request, current, reply["since"])
 
-    async def _begun(self, number: int, asked: Asked, known: Known | None, since: str) -> WholeAnswer:
-        tokens = Tokens(asked.name, known, is_new=asked.kind == "login")
-        outcome: Told = {"is_new": tokens.is_new}
+    async def _begun(self, number: int, request: TokenRequest, current: CurrentLogin | None, since: str) -> WholeAnswer:
+        tokens = Tokens(request.name, current, is_new=request.kind == "login")
+        outcome: Message = {"is_new": tokens.is_new}
         try:
-            answer = await asked.send(asked.body_with(known))
-            body = self._edited(asked, tokens, answer)
+            answer = await request.send(request.body_with(current))
+            body = self._edited(request, tokens, answer)
             is_good = answer.status < 300
             outcome |= {"fields": tokens.fields if is_good else {}, "answer": body.decode("utf-8", "replace")}
-            outcome["is_dropped"] = is_good and asked.kind == "revoke"
-            if not is_good and asked.kind == "refresh":
-                asked.note(_refusal(asked, answer.status, since))
+            outcome["is_dropped"] = is_good and request.kind == "revoke"
+            if not is_good and request.kind == "refresh":
+                request.note(_refusal(request, answer.status, since))
             result = WholeAnswer(status=answer.status, body=body)
         except NotSent as error:
-            result = _failed(asked, error)
-        except OSError as error:  # it is not known whether the tokens are spent
-            result, outcome["is_known"] = _failed(asked, error), False
-        await self._keep(number, asked, outcome)
+            result = _failed(request, error)
+        except OSError as error:  # the tokens may be spent
+            result, outcome["is_known"] = _failed(request, error), False
+        await self._keep(number, request, outcome)
         return result
 
-    async def _keep(self, number: int, asked: Asked, outcome: Told) -> None:
+    async def _keep(self, number: int, request: TokenRequest, outcome: Message) -> None:
         """Have written what an exchange has brought; this sandbox uses it in any case."""
         try:
-            told = await self._tell_end(number, **outcome)
-            self._take(asked.name, told["login"])
+            reply = await self._tell_end(number, **outcome)
+            self._take(request.name, reply["login"])
         except OSError as error:
-            asked.note(f"the login of {asked.name} could not be written: {error}")
+            request.note(f"the login of {request.name} could not be written: {error}")
             if outcome.get("fields"):
-                self._take(asked.name, {"version": 0, "fields": outcome["fields"], "answer": outcome["answer"]})
+                self._take(request.name, {"version": 0, "fields": outcome["fields"], "answer": outcome["answer"]})
 
-    def _edited(self, asked: Asked, tokens: Tokens, answer: ReadAnswer) -> bytes:
+    def _edited(self, request: TokenRequest, tokens: Tokens, answer: ReadAnswer) -> bytes:
         """Return the body of an answer with placeholders. Raises AnswerRefused."""
-        edit = CapturedAnswer(asked.name, asked.capture, tokens, lambda: self._redaction(tokens))
+        edit = CapturedAnswer(request.name, request.capture, tokens, lambda: self._redaction(tokens))
         edit.head(answer.status, answer.headers)
         return edit.feed(answer.body) + edit.end()
 
@@ -231,13 +231,13 @@ class KeptLogins:
         new = [_grant(tokens.name, field, frozenset(), *pair) for field, pair in tokens.fields.items()]
         return AnswerRedaction(StreamRedactor(pairs_of([*self._grants, *new])))
 
-    def _take(self, name: str, told: Told | None) -> None:
-        """Use a login as it is now; None where there is none any more."""
-        self._known.pop(name, None)
-        if told is not None:
-            self._known[name] = Known(**told)
+    def _take(self, name: str, reply: Message | None) -> None:
+        """Use another state of a login; None for one that has ended."""
+        self._current.pop(name, None)
+        if reply is not None:
+            self._current[name] = CurrentLogin(**reply)
         hosts = frozenset(host for of, capture in self._rows if of == name for host in capture.hosts)
-        fields = self._known[name].fields if told is not None else {}
+        fields = self._current[name].fields if reply is not None else {}
         new = [_grant(name, field, hosts, *pair) for field, pair in fields.items()]
         old = [grant for grant in self._grants if grant.login == _kept(name)]
         if new != old:
@@ -246,19 +246,19 @@ class KeptLogins:
 
     # Messages.
 
-    async def _ask(self, tag: str, number: int, **body: Any) -> Told:  # noqa: ANN401 - plain values
+    async def _ask(self, tag: str, number: int, **body: Any) -> Message:  # noqa: ANN401 - plain values
         """Return the answer to a message. Raises OSError, with a sentence."""
         self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             messages.send(self._link, tag, {"number": number, **body})
-            told = await self._waiting[number]
+            reply = await self._waiting[number]
         finally:
             self._waiting.pop(number, None)
-        if "error" in told:
-            raise OSError(0, told["error"])
-        return told
+        if "error" in reply:
+            raise OSError(0, reply["error"])
+        return reply
 
-    def _tell_end(self, number: int, **outcome: Any) -> Awaitable[Told]:  # noqa: ANN401
+    def _tell_end(self, number: int, **outcome: Any) -> Awaitable[Message]:  # noqa: ANN401
         body = {"fields": {}, "answer": "", "is_new": False, "is_dropped": False, "is_known": True, **outcome}
         return self._ask("end", number, **body)
 
@@ -275,7 +275,7 @@ class KeptLogins:
             waiting.set_result(body)
 
     def _lose(self) -> None:
-        """Close the link; nobody answers any more."""
+        """Close the link, and end all waits for answers."""
         if self._link < 0:
             return
         asyncio.get_running_loop().remove_reader(self._link)
@@ -287,16 +287,16 @@ class KeptLogins:
 
 
 class Tokens:
-    """Choose the placeholders of an answer's tokens: those that the login has, or new ones."""
+    """Choose the placeholders of an answer's tokens: those of the login, or new ones."""
 
-    def __init__(self, name: str, known: Known | None, *, is_new: bool):
+    def __init__(self, name: str, current: CurrentLogin | None, *, is_new: bool):
         self.name, self.is_new = name, is_new
-        self._known = known.fields if known is not None else {}
+        self._current = current.fields if current is not None else {}
         self.fields: dict[str, tuple[str, str]] = {}
         self.reading: WeakSet[CapturedAnswer] = WeakSet()
 
     def placeholder(self, login: str, _: Capture, field: str, text: str) -> str:
-        """Return what stands for a text in a field. Raises AnswerRefused for a second one, and one that is no value."""
+        """Return the placeholder of a text. Raises AnswerRefused for a second text of a field, and for no value."""
         name = f"{login}.{field}"
         if field in self.fields and self.fields[field][1] != text:
             raise AnswerRefused(f"the host's answer has two texts of {name}")
@@ -306,14 +306,14 @@ class Tokens:
         return self.fields[field][0]
 
     def _mark(self, name: str, field: str, value: str) -> str:
-        known = self._known.get(field)
-        if known is not None and not (self.is_new and is_web_token(value)):  # whose claims may be another user's
-            return known[0]
+        current = self._current.get(field)
+        if current is not None and not (self.is_new and is_web_token(value)):  # whose claims may be another user's
+            return current[0]
         return lasting_placeholder(name, value)
 
 
 class ExchangeBody:
-    """Read the body of a request that may exchange tokens; `edit` is for one that does not."""
+    """Read the body of a request that may exchange tokens; `edit` changes other ones."""
 
     most_bytes = MOST_ASKED_BYTES
 
@@ -321,12 +321,12 @@ class ExchangeBody:
         self._edit, self.answer = edit, answer
 
     def edit(self, body: bytes) -> bytes:
-        """Return the body of a request that exchanges nothing. Raises Rejected."""
+        """Return the body of a request that exchanges no tokens. Raises Rejected."""
         return body if self._edit is None else self._edit.edit(body)
 
 
 def _kept(name: str) -> str:
-    """Return what a grant has as its login, so that no other request may have it in its body."""
+    """Return the `login` of a grant, which no capture has: so no other request may have its value in the body."""
     return f"{name} (kept)"
 
 
@@ -349,16 +349,15 @@ def _read(body: bytes) -> tuple[Mapping[str, Any], bool]:
     return (dict(fields) if is_plain else {}), is_form
 
 
-def _refusal(asked: Asked, status: int, since: str) -> str:
+def _refusal(request: TokenRequest, status: int, since: str) -> str:
     why = f"; an exchange of {since} was interrupted, so that its tokens may be spent" if since else ""
-    return (
-        f"the login of {asked.name} was not refreshed: {asked.capture.host} answered with {status}{why}; log in again"
-    )
+    what = f"the login of {request.name} was not refreshed"
+    return f"{what}: {request.capture.host} answered with {status}{why}; log in again"
 
 
-def _failed(asked: Asked, error: OSError) -> WholeAnswer:
+def _failed(request: TokenRequest, error: OSError) -> WholeAnswer:
     why = error.strerror or "it takes too long"
-    asked.note(f"the login of {asked.name} was not exchanged: {why}")
+    request.note(f"the login of {request.name} was not exchanged: {why}")
     return _told("temporarily_unavailable", f"cloche: the login was not exchanged: {why}", 503)
 
 

@@ -1,9 +1,9 @@
 """A login that is kept for one user: its tokens, encrypted, and the placeholders that stand for them in every sandbox.
 
-Theory of operation: a file is replaced as a whole, and read again by who sees that it is another one. Who exchanges
-tokens holds its lock meanwhile, since a refresh token is good once. The lock's file says since when: a text that is
-still there when somebody else gets the lock tells that an exchange was interrupted, and that the tokens in the file may
-be spent. Both files have mode 0600 in a folder with 0700; others are refused.
+Theory of operation: a file is replaced as a whole, and read again when it is another file. An exchange of tokens holds
+its lock, since a refresh token is good once. The lock's file has the time at which the exchange began, and is emptied
+at its end: a time that is still there was left by an interrupted exchange, and the tokens in the file may be spent.
+Both files have mode 0600 in a folder with 0700; others are refused.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LoginFile:
         self._key = SealingKey(key, "agent login", PURPOSE)
 
     def state(self) -> tuple[int, ...]:
-        """Return what differs once the file is another one; nothing without a file."""
+        """Return values that differ for another file; empty without a file."""
         try:
             facts = os.stat(self.path, follow_symlinks=False)
         except FileNotFoundError:
@@ -58,7 +58,7 @@ class LoginFile:
         return facts.st_ino, facts.st_mtime_ns, facts.st_size
 
     def read(self) -> Login | None:
-        """Return the login; None if there is none. Raises InvalidRequest, BackendUnavailable for one of another key."""
+        """Return the login; None without a file. Raises InvalidRequest, BackendUnavailable for one of another key."""
         row = read_row(self.path)
         return None if row is None else self._opened(row)
 
@@ -110,7 +110,7 @@ class LoginFile:
 
 
 def begin_exchange(lock: int) -> str:
-    """Note in the file of a lock that an exchange begins; return when one began that was interrupted, or nothing."""
+    """Note the begin of an exchange; return the begin of an interrupted one, empty without one."""
     interrupted_at = os.pread(lock, 64, 0).decode("ascii", "replace")
     os.pwrite(lock, dt.datetime.now(dt.UTC).isoformat(timespec="seconds").encode(), 0)
     os.fdatasync(lock)
@@ -118,13 +118,13 @@ def begin_exchange(lock: int) -> str:
 
 
 def end_exchange(lock: int) -> None:
-    """Note that it is known how the exchange has ended."""
+    """Note that the outcome of the exchange is known."""
     os.ftruncate(lock, 0)
     os.fdatasync(lock)
 
 
 def read_row(path: str) -> dict[str, Any] | None:
-    """Return what a login's file has; its tokens are encrypted. None without a file. Raises InvalidRequest."""
+    """Return the content of a login's file, with encrypted tokens; None without a file. Raises InvalidRequest."""
     try:
         fd = os.open(path, os.O_RDONLY | _OWN)
     except FileNotFoundError:
@@ -144,7 +144,7 @@ def read_row(path: str) -> dict[str, Any] | None:
 
 
 def make_private_folder(path: str) -> None:
-    """Make a folder that only its owner may read. Raises InvalidRequest for one that somebody else may."""
+    """Make a folder that only its owner may read. Raises InvalidRequest for one with other permissions."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     _check_own(path, os.stat(path, follow_symlinks=False), stat.S_IFDIR)
 
@@ -173,7 +173,7 @@ def _replace(path: str, data: bytes) -> None:
 
 
 def _end_of(answer: str) -> float | None:
-    """Return when the access token of an answer that has come now ends; None where it does not say."""
+    """Return the time at which the access token of a new answer ends; None for an answer without one."""
     try:
         return time.time() + float(json.loads(answer)["expires_in"])
     except (ValueError, KeyError, TypeError):
@@ -181,5 +181,5 @@ def _end_of(answer: str) -> float | None:
 
 
 def _about(row: Mapping[str, Any]) -> bytes:
-    """Return what the tokens are bound to."""
+    """Return the part of the row that the tokens are bound to."""
     return json.dumps([row["format"], row["version"], row["placeholders"]], sort_keys=True).encode()

@@ -1,9 +1,9 @@
-"""Who reads and writes the files of kept logins for one sandbox, as its egress process asks; that may open no file.
+"""The process that reads and writes the files of kept logins, for one sandbox: its egress process may open no file.
 
 Theory of operation: for each exchange a thread waits for the lock of its login, and holds it until the egress process
-says how the exchange has ended. If somebody else has exchanged tokens meanwhile, the answer to that is the answer. When
-the egress process is gone before, the lock's file tells the next one that the tokens may be spent. This is a process of
-its own, which ends with the egress process, and not with the caller of the sandbox.
+sends the outcome. If another exchange has ended meanwhile, its answer is returned. If the egress process ends first,
+the lock's file tells the next exchange that the tokens may be spent. This process ends with the egress process, and not
+with the caller of the sandbox.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .login_file import Login, LoginFile, begin_exchange, end_exchange
 BOOT = "import sys; sys.path += {paths!r}; from cloche.egress.login_server import main; main(0)"
 _processes: list[subprocess.Popen[bytes]] = []  # children of this process, to be taken note of when they end
 _UNREAD = (-1,)  # a state that no file has
-Told = dict[str, Any]
+Message = dict[str, Any]
 
 
 class LoginServer:
@@ -38,7 +38,7 @@ class LoginServer:
     def __init__(self, link: int, logins: Mapping[str, LoginFile]):
         self._link, self._logins = link, logins
         self._states: dict[str, tuple[int, ...]] = dict.fromkeys(logins, _UNREAD)
-        self._ends: dict[int, queue.SimpleQueue[Told | None]] = {}
+        self._ends: dict[int, queue.SimpleQueue[Message | None]] = {}
 
     def serve(self) -> None:
         """Serve until the other end of the link is closed."""
@@ -54,7 +54,7 @@ class LoginServer:
                 end.put(None)
             os.close(self._link)
 
-    def _take(self, tag: str, body: Told) -> None:
+    def _take(self, tag: str, body: Message) -> None:
         if tag == "look":
             self._answer(body["number"], logins=self._changed())
         elif tag == "begin":
@@ -63,49 +63,49 @@ class LoginServer:
         elif (end := self._ends.get(body["number"])) is not None:
             end.put(body)
 
-    def _answer(self, number: int, **told: Any) -> None:  # noqa: ANN401 - plain values
-        messages.send(self._link, "told", {"number": number, **told})
+    def _answer(self, number: int, **reply: Any) -> None:  # noqa: ANN401 - plain values
+        messages.send(self._link, "reply", {"number": number, **reply})
 
-    def _changed(self) -> dict[str, Told | None]:
+    def _changed(self) -> dict[str, Message | None]:
         """Return the logins whose files are others than at the last call."""
-        changed: dict[str, Told | None] = {}
+        changed: dict[str, Message | None] = {}
         for name, file in self._logins.items():
             state = file.state()
             if state != self._states[name]:
                 self._states[name] = state
                 login = _readable(file)
-                changed[name] = None if login is None else _told_of(login)
+                changed[name] = None if login is None else _message_of(login)
         return changed
 
     def _exchange(self, number: int, name: str, version: int | None) -> None:
-        """Hold the lock of a login for an exchange; without one if the version is another one by then."""
+        """Hold the lock of a login for an exchange; there is none if the login has another version by then."""
         file, end = self._logins[name], self._ends[number]
         try:
             with file.locked() as lock:
                 login = _readable(file)
                 if version is not None and (login is None or login.version != version):
-                    self._answer(number, login=None if login is None else _told_of(login), is_begun=False)
+                    self._answer(number, login=None if login is None else _message_of(login), is_begun=False)
                     return
                 since = begin_exchange(lock)
-                self._answer(number, login=None if login is None else _told_of(login), is_begun=True, since=since)
-                if (told := end.get()) is not None:
-                    written = self._end(file, login, lock, told)
-                    self._answer(number, login=None if written is None else _told_of(written))
+                self._answer(number, login=None if login is None else _message_of(login), is_begun=True, since=since)
+                if (reply := end.get()) is not None:
+                    written = self._end(file, login, lock, reply)
+                    self._answer(number, login=None if written is None else _message_of(written))
         except (OSError, ClocheError) as error:
             self._fail(number, error)
         finally:
             self._ends.pop(number, None)
 
-    def _end(self, file: LoginFile, login: Login | None, lock: int, told: Told) -> Login | None:
-        """Keep what an exchange has brought, and return the login that there is then."""
-        if told["is_dropped"]:
+    def _end(self, file: LoginFile, login: Login | None, lock: int, reply: Message) -> Login | None:
+        """Write the tokens of an exchange, and return the new login."""
+        if reply["is_dropped"]:
             file.remove()
             login = None
-        elif told["fields"]:
-            fields = {name: (mark, value) for name, (mark, value) in told["fields"].items()}
-            kept = {} if told["is_new"] or login is None else login.fields
-            login = file.write(Login(fields={**kept, **fields}, answer=told["answer"]))
-        if told["is_known"]:
+        elif reply["fields"]:
+            fields = {name: (mark, value) for name, (mark, value) in reply["fields"].items()}
+            kept = {} if reply["is_new"] or login is None else login.fields
+            login = file.write(Login(fields={**kept, **fields}, answer=reply["answer"]))
+        if reply["is_known"]:
             end_exchange(lock)
         return login
 
@@ -124,14 +124,14 @@ def _readable(file: LoginFile) -> Login | None:
         return None
 
 
-def _told_of(login: Login) -> Told:
+def _message_of(login: Login) -> Message:
     return {"version": login.version, "fields": dict(login.fields), "answer": login.answer}
 
 
 def serve(logins: Mapping[str, KeptLogin], paths: list[str]) -> int:
     """Start a process that serves these logins, and return the link for the egress process.
 
-    `paths` are where it finds this package, and what encrypts.
+    `paths` are the folders of this package and of `cryptography`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
@@ -147,7 +147,7 @@ def serve(logins: Mapping[str, KeptLogin], paths: list[str]) -> int:
 
 
 def main(link: int) -> None:
-    """Serve in a process of its own, whose first message has the logins."""
+    """Serve the logins of the first message."""
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     _, logins, _ = messages.receive(link)
     os.chdir("/")

@@ -1,4 +1,4 @@
-"""One request and its answer as a whole, for what must not be half done: nobody can break it off."""
+"""One request and its whole answer, on a connection that no guest can close."""
 
 from __future__ import annotations
 
