@@ -48,7 +48,7 @@ FLEET = {
 # Its programs are built for minutes, once: it runs when it is asked for by name.
 KUBERNETES = ("tests/soak/test_kubernetes.py",)
 # Real coding agents, of the versions in toolchains/*agents.
-AGENTS = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("[eis]*/**/test_agents_*.py")))
+AGENTS = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("[eis]*/**/test_agent*_*.py")))
 APART = (*REMOTE, *WORKSPACE, *NETWORK, *AGENTS, *BATCHES, *NODES, *ON_RAY, *OUTSIDE, *KUBERNETES)
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")

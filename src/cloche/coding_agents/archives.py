@@ -138,17 +138,25 @@ class Saver:
     def __init__(self, place: AgentPlace, *, last_mark: str = "", most_bytes: int = MOST_BYTES):
         self._place, self._mark, self._most_bytes = place, last_mark, most_bytes
         self._base: Base | None = None
+        self._previous: Base | None = None
 
     def __enter__(self) -> Saver:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._keep(None)
+        self._keep(None)
 
     def _keep(self, base: Base | None) -> None:
-        if self._base is not None:
-            self._base.snapshot.close()
-        self._base = base
+        if self._previous is not None:
+            self._previous.snapshot.close()
+        self._previous, self._base = self._base, base
+
+    @property
+    def snapshots(self) -> tuple[Snapshot | None, Snapshot | None]:
+        """Return what was saved the time before last, and last, both until the next save; None for what is unknown."""
+        before, after = (base.snapshot if base is not None else None for base in (self._previous, self._base))
+        return before, after
 
     async def save(self, sandbox: AsyncSandbox, *, reason: str) -> Archive | None:
         """Save it; return None if nothing has changed since the last time.

@@ -12,6 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 from cloche import hostfs
@@ -55,24 +56,39 @@ class Step:
     is_cut: bool = False
 
 
-def note_step(place: AgentPlace, archive: Archive) -> Step | None:
+def note_step(
+    place: AgentPlace, archive: Archive, snapshots: tuple[Snapshot | None, Snapshot | None] = (None, None)
+) -> Step | None:
     """Write down what has changed between the archive before this one and this one; None if nothing has. Blocks.
 
-    Raises InvalidRequest for a damaged archive, OSError.
+    `snapshots` are those of both archives, where the caller has them: they are not read from the disk then. Raises
+    InvalidRequest for a damaged archive, OSError.
     """
-    earlier = next((found for found in archives(place) if found.number < archive.number), None)
-    after, _ = read_archive(archive)
-    try:
-        before = read_archive(earlier)[0] if earlier is not None and earlier.folder == archive.folder else Snapshot()
-        try:
-            step = _compare(archive, before, after)
-        finally:
-            before.close()
-    finally:
-        after.close()
+    with ExitStack() as stack:
+        before, after = snapshots
+        earlier = None if before is not None else _earlier(place, archive)
+        if after is None:
+            after = stack.enter_context(_opened(archive))
+        if before is None:
+            before = stack.enter_context(_opened(earlier)) if earlier is not None else Snapshot()
+        step = _compare(archive, before, after)
     if step.count:
         _write(place, step)
     return step if step.count else None
+
+
+def _earlier(place: AgentPlace, archive: Archive) -> Archive | None:
+    earlier = next((found for found in archives(place) if found.number < archive.number), None)
+    return earlier if earlier is not None and earlier.folder == archive.folder else None
+
+
+@contextmanager
+def _opened(archive: Archive) -> Iterator[Snapshot]:
+    snapshot, _ = read_archive(archive)
+    try:
+        yield snapshot
+    finally:
+        snapshot.close()
 
 
 def steps(place: AgentPlace) -> tuple[Step, ...]:

@@ -261,7 +261,7 @@ class Watcher:
             seconds = time.monotonic() - began
             self._note(saved_at=archive.saved_at, saves=self._noted.saves + 1, save_s=seconds, error="")
             with suppress(ClocheError, OSError):
-                await asyncio.to_thread(note_step, self._place, archive)
+                await asyncio.to_thread(note_step, self._place, archive, self._saver.snapshots)
 
     def _note(self, **facts: Any) -> None:  # noqa: ANN401 - fields of Watched
         self._noted = replace(self._noted, **facts)
