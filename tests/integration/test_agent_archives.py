@@ -99,6 +99,21 @@ def test_what_does_not_fit_is_named_and_old_archives_go(place: AgentPlace) -> No
     assert pending_archive(place) is None
 
 
+def test_what_git_refreshes_is_no_work(place: AgentPlace) -> None:
+    """An archive with git's index alone is not restored; one with a commit is."""
+
+    async def saving() -> None:
+        async with new(place) as sandbox:
+            for script in ("touch a; git status", f"{GIT} commit -q --allow-empty -m empty"):
+                assert (await sandbox.exec(shell=script)).ok
+                saved = await save(sandbox, place, reason="a test")
+                assert saved is not None
+                assert bool(pending_archive(place)) == ("commit" in script)
+            await sandbox.kill()
+
+    asyncio.run(saving())
+
+
 STEPS = (
     "mkdir -p m/deep; for i in 1 2 3; do head -c 70000 /dev/urandom > m/deep/$i; done; echo old > e; echo x > gone",
     "mv m moved; echo new > e; rm gone; chmod 600 moved/deep/1; head -c 70000 /dev/urandom > m",

@@ -111,6 +111,14 @@ def test_an_agent_outlives_its_terminal_and_a_reboot(place: AgentPlace) -> None:
     assert re.search(r"going on from 1 changed path, saved less than a minute ago", told)
     third.type("x\r")
     third.see("read ['one', 'two']")
+    third.type("quit\r")
+    third.see("talker has ended after")
+    third.see("discard, [?]")
+    third.type("k\r")
+    assert third.leave() == 3
+
+    third = Terminal("talker", verb="agent")
+    third.see("started with []")  # it had ended by itself
     assert "1 changed path is saved" in cloche("stop", "talker")
     third.see("goes on without a terminal")
     third.leave()

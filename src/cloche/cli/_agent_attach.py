@@ -6,6 +6,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
+from cloche.core.errors import ClocheError
 from cloche.core.escape import escape_line, escape_name
 from cloche.core.limits import format_size
 
@@ -16,6 +17,7 @@ from .output import say, show
 if TYPE_CHECKING:
     from cloche.coding_agents.places import AgentPlace
     from cloche.coding_agents.running import AgentStatus
+    from cloche.execution.sandbox import AsyncSandbox
 
 NAME_HELP = "An agent on this project, or a sandbox of one. Default: the only one."
 
@@ -89,7 +91,7 @@ def _stop(name: str | None) -> int:
     if archive is None:
         say("nothing was changed, so nothing was saved")
     else:
-        count = "1 changed path is" if archive.files == 1 else f"{archive.files} changed paths are"
+        count = "1 changed path is" if archive.changes == 1 else f"{archive.changes} changed paths are"
         say(f"{count} saved; cloche agent {place.agent} goes on from there")
         for path, reason in list(archive.left_out.items())[:10]:
             say(f"not saved: {escape_name(path)}: {escape_line(reason)}")
@@ -140,6 +142,25 @@ def _ago(seconds: float | None) -> str:
     from .ps import spelled
 
     return "never" if seconds is None else f"{spelled(round(seconds))} ago"
+
+
+async def tell_end(sandbox: AsyncSandbox, place: AgentPlace, *, seconds: float) -> None:
+    """Say how long an agent ran on this terminal, what it used and which hosts it reached, after its end."""
+    from cloche.coding_agents.running import end_of
+    from cloche.coding_agents.watch import read_watched
+
+    from .ps import spelled
+
+    try:
+        cpu_s, network = await end_of(sandbox, place)
+    except ClocheError:  # the sandbox has ended with it
+        return
+    watched = read_watched(place)
+    if watched is not None and watched.stopped:
+        say(watched.stopped)
+    say(f"{place.agent} has ended after {spelled(round(seconds))}, with {spelled(round(cpu_s))} of processor")
+    for line in network.lines():
+        say(line)
 
 
 def status_lines(described: AgentStatus) -> list[str]:

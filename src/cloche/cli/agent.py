@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,7 @@ async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Endi
     """Start the agent on this terminal, or attach to the one that runs; then review what it has changed."""
     from cloche.coding_agents.terminal_note import process_of
 
+    from ._agent_attach import tell_end
     from ._agent_state import settle_state
     from ._kept_terminal import Detached, attach_agent_terminal, run_agent_terminal
 
@@ -124,6 +126,7 @@ async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Endi
             f"{launch.row.name} runs in this project already; attach to it without arguments, end it (cloche agent "
             f"stop {place.sandbox}), or start another one beside it: --fork"
         )
+    began = time.monotonic()
     if runs:
         end = await attach_agent_terminal(sandbox, state=place.state)
     else:
@@ -135,6 +138,7 @@ async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Endi
     if isinstance(end, Detached):
         say(f"{launch.row.name} goes on without a terminal ({end.why}); again: cloche agent attach {place.sandbox}")
         return 0
+    await tell_end(sandbox, place, seconds=time.monotonic() - began)
     await _review(sandbox, launch, ending)
     return end
 

@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cloche import hostfs
 from cloche.core.errors import InvalidRequest
@@ -29,6 +29,7 @@ from cloche.execution.sandbox import AsyncSandbox
 from cloche.execution.saved_view import (
     Base,
     Listing,
+    count_changes,
     folder_of,
     host_marks,
     ignored,
@@ -42,6 +43,9 @@ from cloche.workspace.host_files import HostTree
 from cloche.workspace.snapshot import Snapshot, SnapshotReader, write_snapshot
 
 from .places import AgentPlace
+
+if TYPE_CHECKING:
+    from cloche.execution.open_folder import OpenFolder
 
 log = logging.getLogger("cloche.agents")
 MAGIC = b"cloche archive 1\n"
@@ -59,8 +63,9 @@ LARGE = "all together is larger than an archive may be"
 class Archive:
     """Describe an archive: when it was saved (seconds since 1970), of which folder, and why.
 
-    `files` is how many paths it has, `size` the bytes of their contents. `left_out` has reasons by path, and
-    `left_out_count` counts all of them. `mark` is that of `Listing`.
+    `files` is how many paths it has, `size` the bytes of their contents. `changes` counts those that differ from the
+    host's, git's own files as one where a branch has moved; without any there is nothing to restore. `left_out` has
+    reasons by path, and `left_out_count` counts all of them. `mark` is that of `Listing`.
     """
 
     path: str
@@ -68,6 +73,7 @@ class Archive:
     folder: str
     reason: str = ""
     files: int = 0
+    changes: int = 0
     size: int = 0
     mark: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -171,14 +177,23 @@ class Saver:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         async with taken(sandbox, into=folder, skip=tuple(left_out), base=self._base) as now:
             open_folder = folder_of(sandbox)
-            about = {"saved_at": time.time(), "folder": open_folder.folder.path, "reason": reason, "mark": listing.mark}
+            about: dict[str, Any] = {
+                "saved_at": time.time(),
+                "folder": open_folder.folder.path,
+                "reason": reason,
+                "mark": listing.mark,
+            }
             if now.snapshot.is_partial:
                 left_out["."] = "there are more changes than a diff may have"
-            marks = await finish(asyncio.to_thread(host_marks, open_folder, now.snapshot))
+            marks, about["changes"] = await finish(asyncio.to_thread(_against_host, open_folder, now.snapshot))
             archive, written = await finish(asyncio.to_thread(_write, folder, now.snapshot, about, left_out, marks))
             self._keep(replace(now, snapshot=written))
         self._mark = listing.mark
         return archive
+
+
+def _against_host(open_folder: OpenFolder, snapshot: Snapshot) -> tuple[dict[str, str], int]:
+    return host_marks(open_folder, snapshot), count_changes(open_folder, snapshot)
 
 
 async def _choose(sandbox: AsyncSandbox, listing: Listing, most_bytes: int) -> dict[str, str]:
@@ -273,7 +288,7 @@ def archives(place: AgentPlace) -> tuple[Archive, ...]:
 def pending_archive(place: AgentPlace) -> Archive | None:
     """Return the newest archive if its changes were neither committed nor discarded; None if there is none."""
     newest = next(iter(archives(place)), None)
-    return newest if newest is not None and newest.files and newest.number > _settled(place.saved) else None
+    return newest if newest is not None and newest.changes and newest.number > _settled(place.saved) else None
 
 
 def settle(place: AgentPlace) -> None:

@@ -192,7 +192,7 @@ async def _prepare_new(sandbox: AsyncSandbox, launch: Launch, login: AgentLogin,
 def _tell_restored(restored: archives.Restored, tell: Callable[[str], None]) -> None:
     archive = restored.archive
     age = format_age(archive.age_s)
-    tell(f"going on from {archive.files} changed {'path' if archive.files == 1 else 'paths'}, saved {age} ago")
+    tell(f"going on from {archive.changes} changed {'path' if archive.changes == 1 else 'paths'}, saved {age} ago")
     for path, reason in islice(archive.left_out.items(), MOST_NAMED):
         tell(f"not saved: {escape_name(path)}: {escape(reason)}")
     for path in restored.changed_on_host[:MOST_NAMED]:

@@ -109,6 +109,13 @@ async def status(place: AgentPlace) -> AgentStatus:
     )  # fmt: skip
 
 
+async def end_of(sandbox: AsyncSandbox, place: AgentPlace) -> tuple[float, NetworkSummary]:
+    """Return the processor seconds of an agent's sandbox, and its network so far."""
+    entry = await asyncio.to_thread(registry.find, place.sandbox)
+    usage = await asyncio.to_thread(visit, entry, "usage")
+    return float(usage["cpu_s"]), await _network(sandbox, place)
+
+
 async def _network(sandbox: AsyncSandbox, place: AgentPlace) -> NetworkSummary:
     row = known_agents().get(place.agent)
     with suppress(ClocheError):

@@ -242,6 +242,8 @@ class Watcher:
             at=time.monotonic(), printed=sum(int(row["printed"]) for row in rows), cpu_s=float(usage["cpu_s"]),
             running=len(running), is_attached=any(row.get("is_attached") for row in running),
         )  # fmt: skip
+        if before is not None and running and not before.running and self._noted.stopped:
+            self._note(stopped="")  # it was started again
         if reason := self._quiet.note(self._sample):
             await self._save(reason)
         if before is not None and not self._sample.is_attached:

@@ -248,6 +248,29 @@ def host_marks(open_folder: OpenFolder, snapshot: Snapshot) -> dict[str, str]:
     return marks
 
 
+def count_changes(open_folder: OpenFolder, snapshot: Snapshot) -> int:
+    """Return how many paths differ from the host's now; git's own files count as one, where a reference has moved."""
+    from cloche.workspace.compare import compare
+    from cloche.workspace.host_files import HostTree
+
+    folder = open_folder.folder
+    comparison = compare(snapshot, open_folder.fd, hidden={*folder.hidden, *folder.left_out})
+    with HostTree(open_folder.fd) as tree:
+        has_moved = any(_has_moved(tree, path, entry, snapshot) for path, entry in snapshot.entries.items())
+    return len(comparison.changes) + has_moved
+
+
+def _has_moved(tree: HostTree, path: bytes, entry: SnapshotEntry, snapshot: Snapshot) -> bool:
+    if entry.kind not in ("file", "removed") or not path.startswith(_REFERENCES):
+        return False
+    try:
+        host = b"".join(tree.read(path)) if _look(tree, path) is not None else None
+    except OSError:
+        return True
+    return host != (b"".join(snapshot.read(entry)) if entry.kind == "file" else None)
+
+
+_REFERENCES = (b".git/refs/", b".git/HEAD", b".git/packed-refs")
 MOST_BELOW = 20_000  # paths of a removed folder
 
 
