@@ -94,9 +94,13 @@ def test_what_runs_on_the_host_is_held_and_told_once(agent: HostAgent) -> None:
     assert "package.json (a build, test or package tool runs it" in done.stderr
     assert (agent.project / "harmless").exists()
     assert not (agent.project / "package.json").exists()
-    done = agent.asks("cat package.json")
-    assert (done.stdout, done.stderr) == ("{}\n", "")
+    (agent.project / ".gitignore").write_text("built/\n")
+    done = agent.asks("cat package.json; mkdir built; echo x > built/file")
+    assert (done.stdout, done.stderr.count("git ignores these")) == ("{}\n", 1)
+    assert not (agent.project / "built").exists()
+    (agent.project / ".gitignore").unlink()
     assert agent.asks("rm package.json").stderr == ""
+    assert (agent.project / "built/file").read_text() == "x\n"
 
 
 def test_both_changed_one_file(agent: HostAgent) -> None:

@@ -82,16 +82,16 @@ def _take_lock(state: str) -> int:
 
 
 def _news(state: str, sentences: list[str]) -> list[str]:
-    """Return the sentences, unless they are those that were told last."""
-    digest = hashlib.sha256("\n".join(sentences).encode("utf-8", "surrogateescape")).hexdigest().encode()
+    """Return the sentences that were not told last time."""
+    digests = [hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest() for text in sentences]
     folder = hostfs.open_folder(state)
     try:
-        if _read(folder) == digest or not (sentences or hostfs.look(TOLD, folder)):
-            return []
-        hostfs.replace(folder, TOLD, digest, mode=0o600, permissions=0o600)
+        told = _read(folder).decode("ascii", "replace").split()
+        if told != digests:
+            hostfs.replace(folder, TOLD, " ".join(digests).encode(), mode=0o600, permissions=0o600)
     finally:
         os.close(folder)
-    return sentences
+    return [text for text, digest in zip(sentences, digests, strict=True) if digest not in told]
 
 
 def _read(folder: int) -> bytes:
@@ -119,6 +119,9 @@ def sentences_about(shared: Shared, name: str) -> Iterator[str]:
     left = {path: why for path, why in shared.left.items() if not path.startswith(".git/")}
     for path, why in list(left.items())[:MOST_NAMED]:
         yield f"not written to the project: {escape_name(path)}: {escape(why)}"
+    if shared.ignored:
+        paths = ", ".join(map(escape_name, shared.ignored[:MOST_NAMED]))
+        yield f"git ignores these, so they are in the sandbox alone, where commands see them: {paths}"
     if shared.is_git_renewed:
         yield "the project's branch has moved on the host: git in the sandbox shows the project's repository again"
     for ref in shared.refs:

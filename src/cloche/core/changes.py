@@ -222,7 +222,7 @@ class Shared:
     `written` are paths of the host now. `held` are dangerous changes, and `conflicts` those of files that the host has
     changed, too: they exist in the sandbox alone. `left` has the reason why other paths were not written, and `refs`
     are git references for commits that were made inside. With `is_git_renewed` the host's branch has moved, so git
-    inside shows the host's repository again.
+    inside shows the host's repository again. `ignored` are paths that git ignores: what is there stays in the sandbox.
     """
 
     written: tuple[str, ...] = ()
@@ -231,6 +231,7 @@ class Shared:
     left: Mapping[str, str] = field(default_factory=dict)
     refs: Mapping[str, str] = field(default_factory=dict)
     is_git_renewed: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 @runtime_checkable

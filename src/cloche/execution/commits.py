@@ -230,17 +230,25 @@ def write_changes(
 
 def write_harmless(
     open_folder: OpenFolder, snapshot: Snapshot, name: str, audit: Audit | None, check: Callable[[], None]
-) -> tuple[Diff, Committed]:
-    """Write the changes of a snapshot that need no one's decision; return all changes, and what was written."""
+) -> tuple[Diff, Committed, frozenset[str]]:
+    """Write the changes of a snapshot that need no one's decision; return all changes, what was written, and the
+    topmost paths that git ignores: what is there stays in the sandbox, as the host's user would not see it.
+    """
+    from cloche.workspace.git_ignored import ignored_roots
+
     compared_ns, choice = after_now(), CommitChoice(paths=None, dangerous=(), ours=(), theirs=())
     diff = _compared(open_folder, snapshot, check)
     chosen = harmless(diff.changes)
+    kinds = {os.fsencode(change.path): change.kind == "directory" for change in chosen}
+    ignored = frozenset(map(os.fsdecode, ignored_roots(open_folder.fd, kinds, check)))
+    chosen = tuple(change for change in chosen if ignored.isdisjoint(above_of(change.path)))
     if not chosen and not _has_references(snapshot):
-        return diff, Committed()
+        return diff, Committed(), ignored
     try:
-        return diff, _write(open_folder, snapshot, diff, chosen, compared_ns, name, choice, None, audit, check)
+        committed = _write(open_folder, snapshot, diff, chosen, compared_ns, name, choice, None, audit, check)
     except WorkspaceConflict as error:  # with a change of the host's during the commit
-        return diff, Committed(left=dict.fromkeys(error.paths, "the host has just changed it, too"))
+        committed = Committed(left=dict.fromkeys(error.paths, "the host has just changed it, too"))
+    return diff, committed, ignored
 
 
 def harmless(changes: Sequence[Change]) -> tuple[Change, ...]:
@@ -513,11 +521,15 @@ def _keep_record(open_folder: OpenFolder, kind: str, document: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRecord:
-    """Say when a sandbox was shown the host's files (ns), when at other paths, and where the host's branch was then."""
+    """Say when a sandbox was shown the host's files (ns), when at other paths, and where the host's branch was then.
+
+    `ignored` are the topmost paths that git ignores and that the sandbox has written to.
+    """
 
     at_ns: int
     earlier: Mapping[str, int] = field(default_factory=dict)
     branch: str = ""
+    ignored: Sequence[str] = ()
 
 
 def read_shared(open_folder: OpenFolder) -> SharedRecord:
@@ -537,11 +549,15 @@ def read_shared(open_folder: OpenFolder) -> SharedRecord:
         return opened
 
 
-def note_shared(open_folder: OpenFolder, at_ns: int, changed: Collection[str], branch: str) -> None:
+def note_shared(
+    open_folder: OpenFolder, at_ns: int, changed: Collection[str], branch: str, ignored: Collection[str]
+) -> None:
     """Record that the host's files were shown inside, but at the paths that are changed there. Raises OSError."""
     before = read_shared(open_folder)
+    below = {path: ns for path, ns in before.earlier.items() if not set(ignored).isdisjoint(above_of(path))}
     earlier = {path: before.earlier.get(path, before.at_ns) for path in changed}
-    _keep_record(open_folder, SHARED, {"at_ns": at_ns, "earlier": earlier, "branch": branch})
+    record = {"at_ns": at_ns, "earlier": {**below, **earlier}, "branch": branch, "ignored": sorted(ignored)}
+    _keep_record(open_folder, SHARED, record)
 
 
 # Files that were restored from an archive and that the host has changed since it was saved are conflicts, although the

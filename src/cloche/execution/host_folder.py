@@ -48,7 +48,7 @@ from .git_credentials import credential_config
 from .git_inside import WORKSPACE, give_git, in_threads, prepare_git, variables_for
 from .naming import NameOperations
 from .open_folder import FolderOptions, OpenFolder, open_again, open_new
-from .sharing import share_changes
+from .sharing import share_changes, still_ignored
 
 if TYPE_CHECKING:
     from cloche.core.policy import Policy
@@ -316,20 +316,22 @@ class HostFolderOperations(NameOperations):
         if open_folder.folder.copied_ns:
             raise InvalidRequest("share: this sandbox works on a copy of the folder, and only a view can be shared")
         before = (await live.ask("clock")).get("ns")
-        async with self._snapshot(open_folder) as snapshot:
+        skipped = await _finished(lambda: still_ignored(open_folder))
+        async with self._snapshot(open_folder, skip=skipped) as snapshot:
             name = name_for(self._name)
-            plan = await stoppable(lambda check: share_changes(open_folder, snapshot, name, self.audit, check))
+            plan = await stoppable(lambda check: share_changes(open_folder, snapshot, skipped, name, self.audit, check))
         for paths, apart in plan.requests:
             await live.ask("refresh", at=pack_text(open_folder.folder.at), before_ns=before, paths=paths, apart=apart)
         if plan.shared.is_git_renewed:
             await prepare_git(live, open_folder.folder)
         if not isinstance(before, int):
             raise InvalidRequest("share: the sandbox does not report the time")
-        await _finished(lambda: note_shared(open_folder, before, plan.kept, plan.branch))
+        await _finished(lambda: note_shared(open_folder, before, plan.kept, plan.branch, plan.ignored))
         return plan.shared
 
     @asynccontextmanager
-    async def _snapshot(self, open_folder: OpenFolder) -> AsyncIterator[Snapshot]:
+    async def _snapshot(self, open_folder: OpenFolder, *, skip: Sequence[str] = ()) -> AsyncIterator[Snapshot]:
+        """Yield the sandbox's changes at this moment, less the paths of `skip`."""
         import tempfile
 
         from cloche.workspace.snapshot import SnapshotReader
@@ -346,6 +348,7 @@ class HostFolderOperations(NameOperations):
                 since=folder.copied_ns or None,
                 max_bytes=folder.disk_bytes,
                 max_entries=MOST_ENTRIES,
+                skip=skip,
                 note_answer=answer.update,
             )
             # The sandbox is frozen until the stream is closed, so closing is not left to the garbage collector.

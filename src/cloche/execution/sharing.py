@@ -8,7 +8,8 @@ What git has written inside stays until the host's own branch moves: the sandbox
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cloche.core.changes import Change, Diff, Shared
@@ -38,14 +39,33 @@ class SharePlan:
     shared: Shared
     kept: set[str]
     branch: str
+    ignored: frozenset[str]
     requests: list[tuple[Names, Names]]
 
 
+def still_ignored(open_folder: OpenFolder) -> list[str]:
+    """Return the topmost ignored paths as of the last time that git ignores now, too; they need not be read again."""
+    from cloche.workspace.git_ignored import ignored_roots
+
+    paths = read_shared(open_folder).ignored
+    found = ignored_roots(open_folder.fd, dict.fromkeys(map(os.fsencode, paths), True))
+    return [path for path in paths if os.fsencode(path) in found]
+
+
 def share_changes(
-    open_folder: OpenFolder, snapshot: Snapshot, name: str, audit: Audit | None, check: Callable[[], None]
+    open_folder: OpenFolder,
+    snapshot: Snapshot,
+    skipped: Sequence[str],
+    name: str,
+    audit: Audit | None,
+    check: Callable[[], None],
 ) -> SharePlan:
-    """Write the harmless changes of a snapshot, and plan how the host's files are shown."""
-    diff, committed = write_harmless(open_folder, snapshot, name, audit, check)
+    """Write the harmless changes of a snapshot, and plan how the host's files are shown.
+
+    The snapshot has nothing of the paths of `skipped`, which git ignores.
+    """
+    diff, committed, ignored = write_harmless(open_folder, snapshot, name, audit, check)
+    ignored |= set(skipped)
     unwritten = _unwritten(diff, set(committed.written))
     branch, known = _branch(open_folder), read_shared(open_folder).branch
     is_renewed = (
@@ -58,11 +78,12 @@ def share_changes(
         left=committed.left,
         refs=committed.refs,
         is_git_renewed=is_renewed,
+        ignored=tuple(sorted(ignored)),
     )
     kept = {path.path for path in diff.left_out} | {path for change in unwritten for path in _paths_of(change)}
     removed = {path for change in unwritten if change.what in ("removed", "renamed") for path in _paths_of(change)}
     requests = list(_requests(snapshot, kept, removed, with_git=is_renewed))
-    return SharePlan(shared=shared, kept=kept, branch=branch, requests=requests)
+    return SharePlan(shared=shared, kept=kept, branch=branch, ignored=ignored, requests=requests)
 
 
 def _branch(open_folder: OpenFolder) -> str:

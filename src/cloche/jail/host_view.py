@@ -25,6 +25,7 @@ FOLDER = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC
 SHOWN = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | MS_NOEXEC  # of that mount
 ESCAPES = ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\"))  # of proc(5)
 DELETED = b" (deleted)"
+MOST_NAMES = 100_000  # of files that processes use: all others stand still meanwhile
 
 
 def refresh(at: bytes, paths: Sequence[bytes], apart: Sequence[bytes], before_ns: int, pids: Sequence[int]) -> int:
@@ -48,9 +49,13 @@ def refresh(at: bytes, paths: Sequence[bytes], apart: Sequence[bytes], before_ns
 def _used(at: bytes, pids: Sequence[int]) -> set[bytes] | None:
     """Return the paths below a folder that processes use, and the folders above them; None if that is unknown."""
     used: set[bytes] = set()
+    left_to_read = MOST_NAMES
     try:
         for pid in pids:
             for name in _names_of(pid):
+                left_to_read -= 1
+                if left_to_read < 0:
+                    return None
                 left = name.removesuffix(DELETED).removeprefix(at + b"/")
                 while left and not left.startswith(b"/"):
                     used.add(left)

@@ -18,7 +18,8 @@ by descriptors, and no link in it is followed. Only files that the host's own se
   a path: through its links (`host_links.py`), and through settings of git and agents' files (`host_settings.py`).
 - `commit.py` stages, journals and renames. `recover.py` completes or undoes an interrupted commit. `journal.py` stores
   its journal in the user's state folder. `renames.py` has the system calls.
-- `git.py` imports a guest's commits as references. `git_commits.py` lists them, and makes a branch of them.
-  `git_branch.py` writes changes as a new branch, `git_signing.py` signs. `git_identity.py` reads the user's settings.
-  `git_folder.py` opens the repository that a `.git` file names, if it belongs to the folder.
+- `git_ignored.py` asks git which paths it ignores. `git.py` imports a guest's commits as references. `git_commits.py`
+  lists them, and makes a branch of them. `git_branch.py` writes changes as a new branch, `git_signing.py` signs.
+  `git_identity.py` reads the user's settings. `git_folder.py` opens the repository that a `.git` file names, if it
+  belongs to the folder.
 """
