@@ -158,13 +158,14 @@ def test_discarded_changes_are_saved_first(project: Path) -> None:
 
 
 def test_on_a_terminal_nothing_of_the_guest_is_a_command_to_it(project: Path) -> None:
-    """Names and contents come escaped, in the summary, in the pager and by hunk; Ctrl-C keeps."""
+    """Names and contents come escaped, in the summary, in the pager and by hunk; what was typed before is dropped."""
     name = f"review-{os.getpid()}"
     with cloche.Sandbox(workspace=project, name=name, keep="5m") as sandbox:
         sandbox.exec(shell=AGENT)
     try:
         os.environ["PAGER"] = "cat - "
         with Terminal("review", name, verb="agent") as terminal:
+            terminal.type("a\ry\ry\r")  # as a terminal answers a program of the guest: no answer to a later question
             summary = terminal.see("[?]: ")
             assert summary.index("Makefile") < summary.index("b.txt")
             terminal.type("d\r")

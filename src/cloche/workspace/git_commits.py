@@ -129,9 +129,9 @@ def _signed(git: Git, tip: str, settings: Mapping[str, str]) -> str:
     new: dict[str, str] = {}
     for commit in commits:
         head, _, message = git.run("cat-file", "commit", commit).partition(b"\n\n")
-        lines = [line.partition(b" ")[::2] for line in head.split(b"\n")]
-        parents = [value.decode() for key, value in lines if key == b"parent"]
-        fields = dict(reversed(lines))
+        lines = [line.partition(b" ") for line in head.split(b"\n")]
+        parents = [value.decode() for key, _, value in lines if key == b"parent"]
+        fields = {key: value for key, _, value in reversed(lines)}  # the first of a key counts
         people = {**committer, **_author(fields[b"author"])}
         new[commit] = write_commit(
             git, fields[b"tree"].decode(), [new.get(parent, parent) for parent in parents], people, message, settings

@@ -54,6 +54,7 @@ class FileDiff:
 def file_diffs(diff: Diff) -> dict[str, FileDiff]:
     """Return the part of the patch for each changed file; without those that the patch does not show."""
     sections: dict[str, list[str]] = {}
+    lines: list[str] = []
     for line in text_lines(diff.patch):
         if line.startswith("diff --git "):
             lines = sections.setdefault(line, [])
