@@ -27,7 +27,7 @@ PASTE_S = 0.3  # what is typed faster than this before a Return is taken for a p
 class Agent:
     """Say which package an agent is from, its variables with the hosts whose values they have, and how it looks.
 
-    `ready` is what the screen shows when it takes a prompt, `leave` what ends it.
+    `ready` is what the screen shows when it takes a prompt, `leave` what ends it. Without `package` it is a test's.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Host:
 
     def __init__(self, world: World, agent: Agent) -> None:
         self.world, self.agent = world, agent
-        path = os.pathsep.join([programs(agent.package), SYSTEM_PATH])
+        path = os.pathsep.join([*([programs(agent.package)] if agent.package else []), SYSTEM_PATH])
         keys = {name: VALUES[host] for name, host in agent.secrets.items()}
         self.env = {**host_variables(), "PATH": path, "COLORTERM": "truecolor", **agent.env, **keys}
         for name, value in {"user.name": "A User", "user.email": "user@acme.example"}.items():
