@@ -74,6 +74,19 @@ tried = asyncio.run(boundaries.try_boundaries(
 print(json.dumps({row.name: [row.state, row.how] for row in tried.rows}))
 """
 )
+# Where the egress process allows whatever is public, on the ports that the attempts would take.
+QUICK = """
+import asyncio
+from cloche.coding_agents import boundaries
+from cloche.execution.sandbox import AsyncSandbox
+
+async def main():
+    async with AsyncSandbox(live=True, network="open", network_ports=[9, 10]) as sandbox:
+        tried = await boundaries.require_boundaries(sandbox, home="/mnt/home")
+        return {"failed": [row.name for row in tried.failed], "traffic": list(await sandbox.network.traffic())}
+
+print(json.dumps(asyncio.run(main())))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +141,14 @@ def test_what_is_said_of_an_agent_names_secrets_and_folders_but_no_value(examine
     assert found["view"]["copied"] == ["~/.claude/CLAUDE.md"]
     missing = [one["name"] for one in found["requirements"] if one["is_needed"] and not one["is_met"]]
     assert (examined["code"], found["sound"]) == ((0, True) if not missing else (1, False)), missing
+
+
+def test_attempts_at_a_start_do_not_depend_on_the_egress_process(world: World) -> None:
+    """One that allowed everything would not learn of them: the sandbox's own kernel answers, and no packet leaves."""
+    world.forget()
+    assert world.run(QUICK) == {"failed": [], "traffic": []}
+    seen = world.seen()
+    assert (seen.arrivals, seen.questions, seen.packets) == ([], [], [])
 
 
 OWN_SOCKETS = """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape, escape_line, escape_name
 
 from ._agents import agent
@@ -21,22 +23,33 @@ SIGNS = {"added": "A", "removed": "D", "modified": "M", "renamed": "R", "mode": 
 
 
 @agent.command("compare")
-@argument("first", metavar="A", help="A sandbox with a folder, as cloche ps names it.")
-@argument("second", metavar="B", help="Another one on the same folder.")
+@argument("first", metavar="[A]", required=False, help="A sandbox with a folder. Default: the two on this project.")
+@argument("second", metavar="[B]", required=False, help="Another one on the same folder.")
 @flag("--stat", help="Say which files differ, and show no lines.")
 @json_option()
-def _compare(first: str, second: str, stat: bool, as_json: bool) -> int:
+def _compare(first: str | None, second: str | None, stat: bool, as_json: bool) -> int:
     """Compare what two sandboxes have changed in one folder."""
     import asyncio
 
     from cloche.coding_agents.compare import compare
 
-    comparison = asyncio.run(compare(first, second))
+    comparison = asyncio.run(compare(*((first, second) if first and second else _two_here(first))))
     if as_json:
         print(json.dumps(comparison.as_dict(), default=str))
         return 0
     _print(comparison, with_lines=not stat)
     return 0
+
+
+def _two_here(first: str | None) -> tuple[str, str]:
+    """Return the names of the two agents on the current project. Raises InvalidRequest for another number."""
+    from cloche.coding_agents.places import project_folder
+    from cloche.coding_agents.running import open_agents
+
+    names = [place.sandbox for place in open_agents(project_folder(os.getcwd()))]
+    if len(names) == 2 and first in (None, *names):
+        return names[0], names[1]
+    raise InvalidRequest(f"agent compare: name two sandboxes; open on this project: {', '.join(names) or 'none'}")
 
 
 async def tell_conflicts(folder: str, written: Collection[str], *, by: str) -> None:

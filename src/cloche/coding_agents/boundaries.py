@@ -455,8 +455,7 @@ def _network(served: Sequence[int], *, asks_egress: bool) -> Iterator[Order]:
             yield row, "tcp", address, unserved
     for address in dict.fromkeys([*_name_servers(), *_DOCUMENT]):
         yield DNS, "dns", address
-        if 53 not in served:
-            yield DNS, "tcp", address, 53
+        yield DNS, "tcp", address, 53  # which no rule of a sandbox can have
     if asks_egress:
         yield LOOPBACK, "http", "127.0.0.2", 80  # a port of the host may be given at 127.0.0.1
         for row, addresses in ((METADATA, _METADATA), (PRIVATE, _PRIVATE), (DIRECT, _DOCUMENT)):

@@ -21,7 +21,7 @@ from cloche.workspace.patch import as_text, text_lines
 from .running import open_agents
 
 Whose = Literal["first", "second", "both", "same"]
-MOST_TEXT_BYTES, MOST_TEXTS, MOST_LINES, MOST_STEPS = 1 << 20, 200, 50_000, 2_000_000
+MOST_TEXT_BYTES, MOST_TEXTS, MOST_LINES, MOST_PAIRS, MOST_STEPS = 1 << 20, 200, 50_000, 50_000, 2_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +83,11 @@ async def compare(first: str, second: str) -> Comparison:
             )
         diffs = await asyncio.gather(one.diff(), other.diff())
         rows = list(_rows(*diffs))
-        work, texts = Work(MOST_STEPS), 0
+        work, texts, pairs = Work(MOST_STEPS), 0, 0
         for number, row in enumerate(rows):
-            if row.whose == "both" and texts < MOST_TEXTS:
+            if row.whose == "both" and texts < MOST_TEXTS and pairs < MOST_PAIRS:
                 rows[number], texts = await _beside(row, one, other, work), texts + 1
+                pairs += sum(map(len, rows[number].pairs))
     return Comparison(folder=folder, names=(first, second), files=tuple(rows))
 
 

@@ -252,9 +252,11 @@ def _files(launch: Launch) -> list[str]:
 def _reach(sandbox: AsyncSandbox) -> Reach:
     policy = sandbox.policy
     given = policy.secrets.hosts_by_name if isinstance(policy.secrets, SecretSet) else {}
+    rules = dict.fromkeys(policy.network_allow)
+    apart = [rule for rule in rules if rule.removesuffix(":443") == rule or rule.removesuffix(":443") not in rules]
     return Reach(
-        rules=policy.network_allow, secrets={name: tuple(hosts) for name, hosts in given.items()},
-        host_ports=policy.host_ports,
+        rules=tuple(apart),  # a secret's host is a rule with its port, also beside one without
+        secrets={name: tuple(hosts) for name, hosts in given.items()}, host_ports=policy.host_ports,
     )  # fmt: skip
 
 
