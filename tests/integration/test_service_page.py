@@ -9,6 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from cloche.agent.queue import ApprovalQueue
 from cloche.agent.toolbox import Toolbox
 from cloche.backends.toolchain import languages_here
 from cloche.core.errors import ApprovalDenied
-from cloche.core.policy import DEFAULT_LANGUAGES
+from cloche.core.policy import DEFAULT_LANGUAGES, Policy
 from cloche.records import runs as run_records
 from cloche.records.database import Database
 from cloche.records.ids import new_id
@@ -382,6 +383,21 @@ def test_a_human_approves_a_high_call_by_a_key_while_an_agent_waits(page: Page, 
     finally:
         agent.join(120)
     assert "42" in answers[0]
+
+
+def test_a_host_is_allowed_for_a_folder_on_the_page(page: Page, queue: ApprovalQueue) -> None:
+    """A question of a sandbox with a name has the kinds of yes that the terminal has."""
+    names = {"sandbox": "claude-shop", "folder": "/home/me/shop"}
+    request = ApprovalRequest.of_host("registry.example", 443, policy=Policy(), runs_on="local", **names)
+    page.goto("/approvals")
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(lambda: asyncio.run(queue(request)))
+        shown = page.locator("[data-request]")
+        expect(shown).to_contain_text("registry.example")
+        shown.get_by_label("yes, always in this folder").check()
+        shown.get_by_role("button", name="Approve").click()
+        decision = asking.result(60)
+    assert (decision.is_approved, decision.is_for_folder, decision.is_once) == (True, True, False)
 
 
 def test_a_critical_call_is_not_confirmed_by_the_same_key_once_more(page: Page, queue: ApprovalQueue) -> None:

@@ -277,9 +277,12 @@ def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "
 
 def _check_kinds(number: int, request: ApprovalRequest, decision: Decision) -> None:
     """Raise InvalidRequest for a kind of yes that the request cannot have."""
-    if decision.is_once and not (request.tool == "network" and "sandbox" in request.arguments):
+    from cloche.agent.terminal import choices
+
+    fields = {field for field, *_ in choices(request)}
+    if decision.is_once and "is_once" not in fields:
         raise InvalidRequest(f"approval {number}: --once is for hosts of a sandbox with a name")
-    if decision.is_for_folder and not (request.tool == "network" and "folder" in request.arguments):
+    if decision.is_for_folder and "is_for_folder" not in fields:
         raise InvalidRequest(f"approval {number}: --folder is for hosts of a sandbox with a folder of the host")
 
 

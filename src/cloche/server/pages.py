@@ -16,7 +16,7 @@ from typing import Any
 from starlette.datastructures import FormData, UploadFile
 
 from cloche.agent.queue import QueueEntry
-from cloche.agent.terminal import changes_told, what_changes_are
+from cloche.agent.terminal import changes_told, choices, what_changes_are
 from cloche.audit.log import audit_for, folder_for
 from cloche.audit.verify import Reading
 from cloche.config.keys import Settings
@@ -278,6 +278,7 @@ def show_approval(entry: QueueEntry) -> dict[str, Any]:
         "changes_are": what_changes_are(request),
         "first": None if first is None else f"approved by {first.by} from {first.address}",
         "is_again": request.is_confirmation or first is not None,
+        "kinds": [(field, text) for field, _, text in choices(request)],
     }
 
 

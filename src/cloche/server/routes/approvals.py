@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -20,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from cloche.agent.approval import PATIENCE_S, ApprovalRequest, Decided, Decision, Risk, record_decision
 from cloche.agent.queue import NotWaiting, QueueEntry, changes_since
+from cloche.agent.terminal import choices
 from cloche.audit.log import Audit, acting, audit_for
 from cloche.core.errors import InvalidRequest, NotFound, RecordsFailed
 from cloche.core.record import replace
@@ -38,6 +40,7 @@ from ..service import Service
 from ..streams import HeldStream
 
 router = APIRouter(prefix="/api/approvals", tags=["approvals"], route_class=JsonRoute)
+OF_HOSTS = ("is_once", "is_for_folder")  # fields of a Decision that the page offers for hosts
 MOST_BYTES = 256 << 10  # of a request with all its arguments
 MOST_WAITING = 64  # requests of one key
 MOST_WAIT_S = 60.0
@@ -243,10 +246,17 @@ async def _decide(
 
 
 async def decide(
-    service: Service, caller: Caller, number: int, remark: Word, *, is_approved: bool, is_confirming: bool
-) -> QueueEntry:
-    """Decide about a request, and return its new state. Raises Refused, NotFound, AuditFailed."""
-    decision = Decision(is_approved=is_approved, by=caller.name, reason=remark.reason, is_remembered=remark.remember)
+    service: Service, caller: Caller, number: int, remark: Word, *, is_approved: bool, is_confirming: bool,
+    kinds: Mapping[str, bool] = MappingProxyType({}),
+) -> QueueEntry:  # fmt: skip
+    """Decide about a request, and return its new state; `kinds` are those of OF_HOSTS that hold.
+
+    Raises Refused, NotFound, AuditFailed.
+    """
+    decision = Decision(
+        is_approved=is_approved, by=caller.name, reason=remark.reason, is_remembered=remark.remember,
+        is_once="is_once" in kinds, is_for_folder="is_for_folder" in kinds,
+    )  # fmt: skip
     settings = await service.settings()
     entry = await asyncio.to_thread(
         _note, service, caller, number, decision, audit_for(settings), is_confirming=is_confirming,
@@ -288,6 +298,9 @@ def _check(entry: QueueEntry, caller: Caller, decision: Decision, *, is_confirmi
             "remember: only an approval of a call of risk high can be remembered",
             field="remember",
         )
+    possible = {field for field, *_ in choices(entry.request)}
+    if wrong := [kind for kind in OF_HOSTS if getattr(decision, kind) and kind not in possible]:
+        raise Refused(422, "invalid-request", f"{wrong[0]}: only for hosts of a sandbox with a name, or with a folder")
     if entry.state == "waiting" and decision.is_approved and entry.request.is_confirmation != is_confirming:
         how = "was approved, and must be confirmed" if entry.request.is_confirmation else "must be approved first"
         verb = "confirm" if entry.request.is_confirmation else "approve"

@@ -18,7 +18,7 @@ from ..auth import Browser, TheService
 from ..html import PageRoute, is_fragment, render
 from ..pages import read_number, show_approval
 from ..service import Service
-from .approvals import Word, decide
+from .approvals import OF_HOSTS, Word, decide
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 MOST_WAITING, MOST_DECIDED = 50, 50
@@ -72,9 +72,12 @@ async def answer(request: Request, number: str, caller: Browser, service: TheSer
     if verdict is None:
         raise InvalidRequest("decision: say approve, confirm or deny")
     is_remembered = verdict[0] and form.get("remember") == "1"
+    kinds = {kind: True for kind in OF_HOSTS if verdict[0] and form.get(kind) == "1"}
     note, remark = "", Word(reason=str(form.get("reason", ""))[:MOST_REASON], remember=is_remembered)
     try:
-        await decide(service, caller, read_number(number), remark, is_approved=verdict[0], is_confirming=verdict[1])
+        await decide(
+            service, caller, read_number(number), remark, is_approved=verdict[0], is_confirming=verdict[1], kinds=kinds
+        )  # fmt: skip
     except (Refused, NotFound) as error:  # it may have ended meanwhile: shown beside the waiting requests
         note = str(error)
     if is_fragment(request) or note:
