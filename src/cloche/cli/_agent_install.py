@@ -41,24 +41,25 @@ def _install(name: str, version: str) -> int:
 def _list(as_json: bool) -> int:
     """List the agents, with keys, logins and sandboxes here."""
     from cloche.coding_agents.own_rows import known_agents
+    from cloche.coding_agents.places import project_folder
+    from cloche.coding_agents.running import open_agents
 
-    show([_row(row) for row in known_agents().values()], as_json=as_json)
+    here = open_agents(project_folder(os.getcwd()))
+    rows = [_row(row, [place.sandbox for place in here if place.agent == row.name]) for row in known_agents().values()]
+    show(rows, as_json=as_json)
     return 0
 
 
-def _row(row: CodingAgent) -> dict[str, object]:
+def _row(row: CodingAgent, sandboxes: list[str]) -> dict[str, object]:
     from cloche.coding_agents.find import find_program
     from cloche.coding_agents.installed import newest
-    from cloche.coding_agents.launch import is_open
-    from cloche.coding_agents.places import AgentPlace, project_folder
 
-    place = AgentPlace(agent=row.name, folder=project_folder(os.getcwd()))
     installed, path = newest(row.name), find_program(row.program, os.environ.get("PATH", ""))
     where = path or (f"cloche agent install ({installed.version})" if installed is not None else "not installed")
     keys = [name for secret in row.secrets if os.environ.get(name := secret.partition("@")[0])]
     return {
         "agent": row.name, "title": row.title, "installed": where, "keys": ", ".join(keys),
-        "login": _login_of(row.name), "sandbox": place.sandbox if is_open(place) else "",
+        "login": _login_of(row.name), "sandboxes": ", ".join(sandboxes),
     }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from cloche.core.ceilings import normalize_package
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.events import Progress, report_progress
 from cloche.core.layers import Target
@@ -140,7 +141,8 @@ def _needed_to_start(site: _Site) -> tuple[list[str], str]:
 
 
 async def _publish(store: Store, site: _Site, layer: Layer) -> None:
-    name = f"{PREFIX}{site.package.name}" if site.package.registry == "npm" else site.package.name
+    is_npm = site.package.registry == "npm"
+    name = f"{PREFIX}{site.package.name}" if is_npm else normalize_package(site.package.name)
     version = next(pin.version for pin in layer.pins if pin.name == name)
     key = f"{site.row.name}@{version}"
     facts = {"modules": [], "files": layer.files, "bytes": layer.total_bytes}

@@ -8,7 +8,8 @@ their output is bounded and checked here: *resolve* (`resolve.py`) runs uv with 
 answers with a pinned list; *download* (`fetch.py`) has the same network and sends wheels, whose hashes are compared
 with the list; *unpack* (`unpack.py`) has no network and sends the files of the wheels and their bytecode. Credentials
 are in the first two alone, and no code of a package runs in any of them. It does in a fourth, *build* (`build.py`),
-which has neither network nor credentials: for packages without a wheel, and only where the operator permits it. The
+which has neither network nor credentials: for packages without a wheel, and only where the operator permits it; and in
+the install scripts of coding agents (`npm_scripts.py`), likewise, for the packages that an agent's row names. The
 files become a layer of the store (`store.py`): made in a folder beside, then renamed, so that an incomplete layer is
 never used. `install.py` is the way through all of it.
 

@@ -1,4 +1,4 @@
-"""The sandbox of one step. Code of a package runs in the build step alone, which has no network.
+"""The sandbox of one step. Code of a package runs in steps with `runs_code` alone, which have no network.
 
 A step is a throwaway sandbox of backend `local` with its own limits: at the level of the program itself if the program
 runs there, else a jail. A step that downloads has the network of the index alone. If the level isolates nothing
