@@ -88,6 +88,22 @@ def test_a_command_runs_inside_and_both_see_one_folder(agent: HostAgent) -> None
     assert agent.asks("cat made").returncode == 1
 
 
+@pytest.mark.soak
+def test_commands_that_come_at_once_share_one_sandbox(agent: HostAgent) -> None:
+    """The first opens it, none is refused, and what each writes comes to the project."""
+    agent.end()
+    words = [sys.executable, "-m", "cloche", "agent", "shell", "-c"]
+    at_once = [
+        subprocess.Popen([*words, f"echo {name} > {name}; cat {name}"], env=agent.env, cwd=agent.project,
+                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for name in ("one", "two", "three")
+    ]  # fmt: skip
+    for running, name in zip(at_once, ("one", "two", "three"), strict=True):
+        assert running.communicate(timeout=COMMAND_S)[0] == f"{name}\n"
+        assert running.returncode == 0
+        assert (agent.project / name).read_text() == f"{name}\n"
+
+
 def test_what_runs_on_the_host_is_held_and_told_once(agent: HostAgent) -> None:
     """A dangerous change stays inside, where later commands see it, and the project has none of it."""
     done = agent.asks("echo '{}' > package.json; echo x > harmless")

@@ -52,12 +52,14 @@ async def _until_signal(command: str, allow: Sequence[str], secrets: Sequence[st
 
 async def _run(command: str, allow: Sequence[str], secrets: Sequence[str]) -> int:
     from cloche.coding_agents import host_shell
-    from cloche.coding_agents.launch import opened
 
     from ._attached import run_in
 
     launch = host_shell.prepare(os.getcwd(), hosts=allow, secrets=secrets)
-    async with opened(launch, say) as sandbox, host_shell.sharing(sandbox, launch.place) as sentences:
+    async with (
+        host_shell.opened_once(launch, say) as sandbox,
+        host_shell.sharing(sandbox, launch.place) as sentences,
+    ):
         result = await run_in(
             sandbox, ["bash", "-c", command], cwd=launch.cwd, env=launch.environment(), has_terminal=False,
             reads=_has_input(),

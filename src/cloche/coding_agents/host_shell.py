@@ -13,8 +13,8 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from cloche import hostfs
 from cloche.core.changes import Change, Shared
@@ -23,7 +23,7 @@ from cloche.execution.registry import prefixes_for
 from cloche.execution.sandbox import AsyncSandbox
 
 from . import plan
-from .launch import Launch
+from .launch import Launch, opened
 from .places import AgentPlace, project_folder
 from .row import CodingAgent
 
@@ -31,7 +31,7 @@ SHELL = CodingAgent(name="shell", title="The commands of agents on this host", p
 # Programs that are shown inside if the user's PATH has them elsewhere than in the system's folders.
 TOOLS = ("node", "npm", "pnpm", "yarn", "bun", "deno", "uv", "go", "cargo", "rustc", "java", "mvn", "ruby", "rg")
 SYSTEM = ("/usr/", "/bin/", "/sbin/")  # which every sandbox shows
-LOCK, TOLD = "share.lock", "told"
+OPENING, SHARING, TOLD = "open.lock", "share.lock", "told"
 MOST_NAMED, MOST_TOLD_BYTES = 10, 4096
 
 
@@ -52,6 +52,19 @@ def _toolchains() -> tuple[str, ...]:
 
 
 @asynccontextmanager
+async def opened_once(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[AsyncSandbox]:
+    """Open the project's sandbox, or attach to it: of commands that come at once, the first opens it."""
+    os.makedirs(launch.place.state, mode=0o700, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        lock = await asyncio.to_thread(_take_lock, launch.place.state, OPENING)
+        try:
+            sandbox = await stack.enter_async_context(opened(launch, tell))
+        finally:
+            os.close(lock)
+        yield sandbox
+
+
+@asynccontextmanager
 async def sharing(sandbox: AsyncSandbox, place: AgentPlace) -> AsyncIterator[list[str]]:
     """Show the host's files inside, and after the block write the harmless changes.
 
@@ -63,7 +76,7 @@ async def sharing(sandbox: AsyncSandbox, place: AgentPlace) -> AsyncIterator[lis
 
 
 async def _share(sandbox: AsyncSandbox, place: AgentPlace) -> list[str]:
-    lock = await asyncio.to_thread(_take_lock, place.state)
+    lock = await asyncio.to_thread(_take_lock, place.state, SHARING)
     try:
         shared = await sandbox.share()
         return await asyncio.to_thread(_news, place.state, list(sentences_about(shared, place.sandbox)))
@@ -71,10 +84,10 @@ async def _share(sandbox: AsyncSandbox, place: AgentPlace) -> list[str]:
         os.close(lock)
 
 
-def _take_lock(state: str) -> int:
+def _take_lock(state: str, name: str) -> int:
     folder = hostfs.open_folder(state)
     try:
-        lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     finally:
         os.close(folder)
     fcntl.flock(lock, fcntl.LOCK_EX)
