@@ -70,16 +70,40 @@ def gpg_key(home: Path) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("key", "shown"), [(ssh_key, 'Good "git" signature for ada@'), (gpg_key, "Good signature")])
+def x509_key(home: Path) -> str:
+    """Make a key of X.509 with a certificate of its own, which is trusted; return git's settings."""
+    folder = home / ".gnupg"
+    folder.mkdir(mode=0o700)
+    (folder / "gpgsm.conf").write_text("disable-crl-checks\n")
+    lines = "Key-Type: RSA", "Key-Length: 2048", "Key-Usage: sign", "Serial: random", "Name-DN: CN=Ada"
+    (folder / "asked").write_text("\n".join((*lines, "Name-Email: ada@example.org", "")))
+    words = ["gpgsm", "--batch", "--quiet", "--pinentry-mode", "loopback", "--passphrase", ""]
+    made = ["--armor", "--output", f"{folder}/pem", "--generate-key", f"{folder}/asked"]
+    subprocess.run([*words, *made], check=True, capture_output=True)
+    subprocess.run([*words, "--import", f"{folder}/pem"], check=True, capture_output=True)
+    listed = subprocess.run([*words, "-k", "--with-colons"], text=True, check=True, capture_output=True).stdout
+    (number,) = (line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
+    (folder / "trustlist.txt").write_text(f"{number} S relax\n")
+    return f"[gpg]\nformat = x509\n[user]\nsigningKey = {number}\n"
+
+
+PROGRAMS = {ssh_key: "ssh-keygen", gpg_key: "gpg", x509_key: "gpgsm"}
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [(ssh_key, 'Good "git" signature for ada@'), (gpg_key, "Good signature"), (x509_key, "Good signature")],
+)
 def test_a_branch_is_signed_by_the_users_key_whatever_the_repository_says(
     project: Path, tmp_path: Path, key: Callable[[Path], str], shown: str
 ) -> None:
     """The author is the user, git accepts the signature, and no program that the guest has named ran."""
-    if key is gpg_key and shutil.which("gpg") is None:
-        pytest.skip("gpg is missing")
+    if shutil.which(PROGRAMS[key]) is None:
+        pytest.skip(f"{PROGRAMS[key]} is missing")
     with (tmp_path / ".gitconfig").open("a") as file:
         file.write(f"{key(tmp_path)}[commit]\ngpgSign\n")
-    for name, value in (("gpg.ssh.program", "/bin/false"), ("gpg.program", "/bin/false"), ("user.signingkey", "none")):
+    programs = {f"gpg.{kind}program": "/bin/false" for kind in ("", "ssh.", "openpgp.", "x509.")}
+    for name, value in {**programs, "user.signingkey": "none"}.items():
         git(project, "config", name, value)
 
     async def main() -> None:
