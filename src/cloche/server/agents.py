@@ -69,16 +69,17 @@ async def attached(name: str) -> AsyncIterator[tuple[AgentPlace, AsyncSandbox]]:
 
 
 async def shown(name: str) -> dict[str, Any]:
-    """Return all that the page of an agent shows."""
+    """Return all that the page of an agent shows; of a paused one the changes cannot be read."""
     async with attached(name) as (place, sandbox):
-        review = await review_changes(sandbox)
+        now = await status(place)
+        review = None if now.state == "paused" else await review_changes(sandbox)
         processes = await sandbox.processes()
     others = [one.sandbox for one in await asyncio.to_thread(open_agents, place.folder) if one.sandbox != name]
     runs = [escape_line(" ".join(process.command)) for process in processes if process.exit_code is None]
     return {
         "name": name, "agent": place.agent, "project": shown_name(place.folder), "others": others,
-        "runs": runs[:MOST_NAMED], "facts": _facts(await status(place)),
-        "review": await asyncio.to_thread(review_rows, review),
+        "runs": runs[:MOST_NAMED], "facts": _facts(now),
+        "review": None if review is None else await asyncio.to_thread(review_rows, review),
     }  # fmt: skip
 
 
@@ -102,6 +103,7 @@ def review_rows(review: Review) -> dict[str, Any]:
         "id": review.diff.id, "count": number, "added": added, "removed": removed, "files": files,
         "more": max(0, len(review.files) - MOST_FILES), "is_cut": review.diff.is_cut,
         "left_out": [f"{shown_name(one.path)}: {escape_line(one.reason)}" for one in review.diff.left_out[:MOST_NAMED]],
+        "git_error": utf8_safe(escape_line(review.git_error)),
         "branches": [shown_name(branch.name) for branch in review.branches[:MOST_NAMED]],
     }  # fmt: skip
 
@@ -165,14 +167,15 @@ async def commit(name: str, chosen: Chosen) -> list[str]:
         choice = choice_from(review, chosen)
         if not choice.paths:
             return ["nothing was chosen, and nothing was written"]
+        keywords = await asyncio.to_thread(choice.keywords, review)  # there may be a million changes
         committed = await sandbox.commit(
-            chosen.diff_id, **choice.keywords(review), dangerous=choice.dangerous, branch=chosen.branch or None
+            chosen.diff_id, **keywords, dangerous=choice.dangerous, branch=chosen.branch or None
         )
         left = await sandbox.changes() if not chosen.branch else review.diff.changes
     if not left:
         await asyncio.to_thread(archives.settle, place)
     others = {} if chosen.branch else await conflicts_with(place.folder, committed.written, by=name)
-    declined = {file.change.path for file in review.files if file.change.path not in choice.paths}
+    declined = set(keywords["theirs"])
     not_written = [(path, why) for path, why in committed.left.items() if path not in declined]
     return [
         f"wrote {len(committed.written)} of {len(review.files)} changes",
