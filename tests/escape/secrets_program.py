@@ -85,7 +85,9 @@ def post(
 
 def tokens(target: str = "/v1/oauth/token", **more: str) -> "dict[str, Any]":
     """Log in, and return the tokens of the answer."""
-    return json.loads(post(LOGIN, target, {"grant_type": "authorization_code", "code": "abc"}, **more))
+    return json.loads(
+        post(LOGIN, target, {"grant_type": "authorization_code", "code": "abc"}, **{"X_Form": "plain", **more})
+    )
 
 
 def basic(user: str, password: str) -> str:

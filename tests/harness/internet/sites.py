@@ -141,10 +141,13 @@ def echo_head(request: Request, reader: Reader) -> Response:
 
 
 def login(request: Request, reader: Reader) -> Response:
-    """Answer with tokens, at any path whose end is `token`, in the form that the request's `X-Form` names."""
-    if b"grant_type" in request.body or request.path in ("/state", "/v1/oauth/revoke"):
-        return token_server(request)
+    """Answer with tokens, at any path whose end is `token`, in the form that the request's `X-Form` names.
+
+    Without that header a login is that of the token server.
+    """
     form = request.headers.get("x-form", "")
+    if (not form and b"grant_type" in request.body) or request.path in ("/state", "/v1/oauth/revoke"):
+        return token_server(request)
     tokens = {"access_token": BORN, "refresh_token": f"{BORN}-refresh", "expires_in": 3600}
     if not unquote(request.path).rstrip("/").endswith("token"):
         return plain(request, reader)
