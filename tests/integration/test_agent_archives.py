@@ -147,3 +147,21 @@ def test_what_was_saved_before_is_not_read_again_and_all_of_it_is_right(place: A
 
     wanted, found = asyncio.run(both())
     assert found == wanted
+
+
+def test_a_shell_inside_never_sees_its_job_stopped(place: AgentPlace) -> None:
+    """While changes are read all processes stand still, and no interactive shell takes the terminal from its job."""
+
+    async def shown() -> bytes:
+        async with new(place) as sandbox, await sandbox.terminal(["bash", "--norc", "-i"]) as shell:
+            await shell.write("while :; do sleep 0.03; done\n")
+            await shell.stdout.read()
+            for _ in range(150):
+                await sandbox.diff()
+            await shell.write("\x03")
+            await shell.write("exit\n")
+            output = await shell.stdout.read_all(1 << 20)
+            await sandbox.kill()
+            return output
+
+    assert b"Stopped" not in asyncio.run(shown())

@@ -18,7 +18,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cloche import hostfs
@@ -261,7 +261,8 @@ def _numbers(folder: int | str) -> list[int]:
 
 def _prune(folder_fd: int) -> None:
     for number in _numbers(folder_fd)[:-KEPT]:
-        os.unlink(f"{number:08d}{SUFFIX}", dir_fd=folder_fd)
+        with suppress(FileNotFoundError):  # another process has done so meanwhile
+            os.unlink(f"{number:08d}{SUFFIX}", dir_fd=folder_fd)
     for name in os.listdir(folder_fd):  # of a process that was killed while it wrote
         if name.endswith(".cloche") and os.stat(name, dir_fd=folder_fd).st_mtime < time.time() - 3600:
             os.unlink(name, dir_fd=folder_fd)

@@ -31,6 +31,7 @@ from .logins import AgentLogin, login_env, login_of, login_path
 from .own_rows import agent_named
 from .places import AgentPlace, project_folder
 from .row import CodingAgent
+from .terminal_note import mark_lost
 from .watch import WatchSettings, start_watch
 
 MOST_NAMED = 10  # paths in a message
@@ -175,6 +176,7 @@ async def _prepare_new(sandbox: AsyncSandbox, launch: Launch, login: AgentLogin,
         copy_accepted(replace(launch.place, number=0), launch.place)
         for path in left_out[:MOST_NAMED]:
             tell(f"not copied from the home folder of the first sandbox: {escape_name(path)}")
+    await asyncio.to_thread(mark_lost, launch.place.state)
     archive = await asyncio.to_thread(archives.pending_archive, launch.place)
     if archive is not None:
         _tell_restored(await archives.restore(sandbox, archive), tell)

@@ -64,6 +64,16 @@ class TerminalNote:
         self.keep({**self._kept, "modes": modes.hex()})
 
 
+LOST = "lost"  # no process has this id
+
+
 def process_of(state: str) -> str:
-    """Return the id of the process that has the agent's terminal, empty if none was started."""
+    """Return the id of the process that has the agent's terminal; empty if it has ended, LOST if its sandbox has."""
     return str(TerminalNote(state).read().get("process") or "")
+
+
+def mark_lost(state: str) -> None:
+    """Note that the sandbox has ended with the agent, if it ran: another sandbox has other processes by its ids."""
+    note = TerminalNote(state)
+    if note.read().get("process"):
+        note.keep({"process": LOST, "modes": ""})

@@ -21,7 +21,7 @@ from __future__ import annotations
 import gc
 import posix
 import sys
-from time import monotonic
+from time import monotonic, sleep
 
 from . import host_view, messages, procfs, user_namespaces
 from .accounting import IDLE_TICK_S, TICK_S
@@ -67,6 +67,7 @@ SPARES = 2  # guests that wait: the next one is at hand while we fork another
 LEFT = "left"  # the clock that checks once for living orphans
 PACE = "pace"  # the clock by which the helper begins to look at the memory
 REST, REST_S = "rest", 30.0  # and the one by which it is given up, when nothing runs
+MOST_SHELLS, STOPPED_S = 16, 0.1  # that are stopped before others, and how long one may take
 EXCEEDED_S = 2.0  # for pid 1 to end the largest tree, after which everything is ended
 
 
@@ -199,6 +200,24 @@ def parent_of(pid: int) -> int:
         return int(_read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def _stat_of(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the state on; empty for a process that is gone."""
+    try:
+        return _read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def _state_of(pid: int) -> bytes:
+    return b"".join(_stat_of(pid)[:1])
+
+
+def _jobs_of(pid: int) -> tuple[int, int, int]:
+    """Return the parent, the process group and the session of a process; zeros for one that is gone."""
+    fields = _stat_of(pid)
+    return (int(fields[1]), int(fields[2]), int(fields[3])) if len(fields) > 3 else (0, 0, 0)
 
 
 def _read_whole(path: str) -> bytes:
@@ -457,10 +476,44 @@ class Resident(CommandParent):
         """Send a signal to all at once: as pid 1, to all processes of this namespace and of those below it."""
         if posix.getpid() != 1:
             return
+        if number == SIGCONT:
+            self._continue_newest_first()
+        elif number == SIGSTOP:
+            self._stop_shells()
         try:
             posix.kill(-1, number)
         except OSError:
             pass  # no other process is left
+
+    def _stop_shells(self) -> None:
+        """Stop processes with jobs, those with children in other process groups of their session, before all others.
+
+        A shell that still runs when a job of its is stopped takes the terminal from it, and leaves it stopped.
+        """
+        facts = {pid: _jobs_of(pid) for pid in self._others()}
+        shells = {
+            parent for parent, group, session in facts.values()
+            if parent in facts and facts[parent][2] == session and facts[parent][1] != group
+        }  # fmt: skip
+        for pid in sorted(shells)[:MOST_SHELLS]:
+            self._signal_one(pid, SIGSTOP)
+            until = monotonic() + STOPPED_S
+            while monotonic() < until and _state_of(pid) not in (b"T", b"Z", b""):
+                sleep(STOPPED_S / 100)
+
+    def _continue_newest_first(self) -> None:
+        """Let jobs go on before their shells. The kernel sends a signal to all in the order of their creation."""
+        for pid in sorted(self._others(), reverse=True):
+            self._signal_one(pid, SIGCONT)
+
+    def _others(self) -> list[int]:
+        return [int(name) for name in posix.listdir("/proc") if name.isdigit() and name != "1"]
+
+    def _signal_one(self, pid: int, number: int) -> None:
+        try:
+            posix.kill(pid, number)
+        except OSError:
+            pass  # it has gone meanwhile
 
     def hold_others(self) -> bool:
         """Stop all of them by one call."""
