@@ -15,7 +15,7 @@ import pytest
 
 from cloche.backends.live import LiveSandbox
 from cloche.backends.local import LocalBackend
-from cloche.core.errors import ClocheError, SandboxFileError, StartFailed
+from cloche.core.errors import ClocheError, InvalidRequest, SandboxFileError, StartFailed
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 from cloche.core.processes import ProcessRequest
@@ -87,6 +87,12 @@ async def pause(scene: Scene) -> None:
     await scene.ask("resume")
 
 
+async def refresh(scene: Scene) -> None:
+    """Refresh the view of a folder, of which there is none here."""
+    with contextlib.suppress(InvalidRequest):
+        await scene.ask("refresh", at="/workspace", before_ns=0, paths=[], apart=[])
+
+
 async def all_files(scene: Scene) -> None:
     """Do each operation on files."""
     for name, operation in FILES.items():
@@ -133,6 +139,7 @@ FILES: dict[str, Callable[[LiveSandbox], Awaitable[object]]] = {
     "changes": lambda sandbox: drop(
         sandbox.changes_stream("/tmp", since=1, max_bytes=MIB, max_entries=10_000, note_answer=lambda _: None)
     ),
+    "remove_all": lambda sandbox: sandbox.file("remove_all", WORST, paths=[str(n) for n in range(2000)]),
     "move": lambda sandbox: sandbox.move_path(WORST, "/dev/shm/worst"),
     "remove": lambda sandbox: sandbox.remove_path(WORST, recursive=True),
 }
@@ -141,9 +148,11 @@ MEASURED: dict[str, Callable[[Scene], Awaitable[object]]] = {
     "attach": attach,
     "output": lambda scene: scene.ask("output", id=scene.worst.id),
     "processes": lambda scene: scene.sandbox.list_processes(),
+    "usage": lambda scene: scene.ask("usage"),
     "ports": lambda scene: scene.sandbox.list_ports(),
     "connect": connect,
     "clock": lambda scene: scene.ask("clock"),
+    "refresh": refresh,
     "limits": lambda scene: scene.ask("limits", ends_in_s=3600.0, idle_s=3600.0),
     "files": all_files,
     "pause": pause,
