@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from cloche.coding_agents.host_hooks import HOOKS
 from tests.harness import model_servers
 from tests.harness.agents import programs
 from tests.harness.internet.providers import VALUES
@@ -134,6 +135,7 @@ class Place:
 
     def __init__(self, name: str, home: Path, url: str) -> None:
         self.agent, self.home, self.project = AGENTS[name], home, home / "project"
+        self.words = self.agent.words
         path = os.pathsep.join([programs(self.agent.package), os.environ["PATH"]])
         own = self.agent.env(url, VALUES[self.agent.host])
         self.env = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", **own}
@@ -159,7 +161,7 @@ class Place:
     def follow(self, *steps: Step) -> list[str]:
         """Have the agent follow a script; return what its tools gave."""
         SCRIPT.set([*steps, model_servers.say("done")])
-        self.run(*self.agent.words)
+        self.run(*self.words)
         return model_servers.results(SCRIPT.asked())
 
     def end(self) -> None:
@@ -220,6 +222,24 @@ def test_without_a_sandbox_nothing_runs(missing: str, place: Place) -> None:
         settings.write_text(settings.read_text().replace(sys.executable, "/gone/python3"))
     place.follow(model_servers.run(f"touch {place.project}/ran"))
     assert not (place.project / "ran").exists()
+
+
+@pytest.mark.parametrize("place", ["claude", "codex"], indirect=True)
+def test_a_project_that_switches_hooks_off(place: Place) -> None:
+    """Its settings count less than the words by which the user starts the agent, as the command told."""
+    off = {
+        "claude": (".claude/settings.json", '{"disableAllHooks": true}'),
+        "codex": (".codex/config.toml", "[features]\nhooks = false\n"),
+    }
+    file, text = off[place.agent.words[0]]
+    (place.project / file).parent.mkdir(exist_ok=True)
+    (place.project / file).write_text(text)
+    program, *words = place.agent.words
+    place.words = (program, *HOOKS[program].start.replace("'", "").split()[1:3], *words)
+    if program == "codex":  # the subcommand comes first
+        place.words = (program, words[0], "--enable", "hooks", *words[1:])
+    (given,) = place.follow(model_servers.run("hostname"))
+    assert "cloche" in given
 
 
 def test_removing_the_hook_leaves_the_users_own(place: Place) -> None:

@@ -12,6 +12,7 @@ from ._acts import yes_option
 from ._agents import agent
 from ._host_files import settle
 from .options import argument, flag, option, sandbox_options
+from .output import say
 
 
 def _options(allow: tuple[str, ...], secrets: tuple[str, ...]) -> list[str]:
@@ -54,7 +55,10 @@ def _hook(
         return settle(host_hooks.removed(name, home, folder), yes=yes, only_prints=only_prints, is_undo=True)
     words = _options(allow, tuple(options.get("secrets") or ()))
     edits = host_hooks.installed(name, home, folder, words, is_allowed=no_questions)
-    return settle(edits, yes=yes, only_prints=only_prints)
+    code, row = settle(edits, yes=yes, only_prints=only_prints), host_hooks.hook_row(name)
+    if row.start and not (folder and row.keeps_on):
+        say(f"a project's own settings can switch hooks off; start it so: {row.start}")
+    return code
 
 
 @agent.command("_rewrite", hidden=True)

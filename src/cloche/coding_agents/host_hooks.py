@@ -20,7 +20,7 @@ from threading import Timer
 from typing import IO, Any, cast
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.record import dataclass
+from cloche.core.record import dataclass, field
 
 from . import json_text, toml_text
 from .host_config import FileEdit, edited, undone
@@ -39,7 +39,8 @@ class HookRow:
 
     `event` and `matcher` select the tool that runs commands. `answer` makes the agent's form of an answer from the
     event, the tool's new input, and whether the agent is told not to ask its user. `unit` is that of time-outs, in
-    parts of a second.
+    parts of a second. `keeps_on` are settings of the project's file by which no other file of the project can switch
+    hooks off; `start` are the words by which the user can have the same.
     """
 
     user_file: str
@@ -48,6 +49,8 @@ class HookRow:
     matcher: str = "Bash"
     unit: int = 1
     answer: Answer | None = None
+    keeps_on: Mapping[str, bool] = field(default_factory=dict)
+    start: str = ""
 
 
 def _for_claude(_: Mapping[str, Any], tool_input: dict[str, Any], is_allowed: bool) -> dict[str, Any]:
@@ -66,9 +69,13 @@ def _for_gemini(_: Mapping[str, Any], tool_input: dict[str, Any], __: bool) -> d
 
 HOOKS: Mapping[str, HookRow] = {
     "claude": HookRow(
-        user_file=".claude/settings.json", project_file=".claude/settings.local.json", answer=_for_claude
+        user_file=".claude/settings.json", project_file=".claude/settings.local.json", answer=_for_claude,
+        keeps_on={"disableAllHooks": False}, start="""claude --settings '{"disableAllHooks":false}'""",
     ),
-    "codex": HookRow(user_file=".codex/hooks.json", project_file=".codex/hooks.json", answer=_for_codex),
+    "codex": HookRow(
+        user_file=".codex/hooks.json", project_file=".codex/hooks.json", answer=_for_codex,
+        start="codex --enable hooks --sandbox danger-full-access",
+    ),
     "gemini": HookRow(
         user_file=".gemini/settings.json", project_file=".gemini/settings.json", event="BeforeTool",
         matcher="run_shell_command", unit=1000, answer=_for_gemini,
@@ -134,10 +141,14 @@ def installed(
         plugin = _PLUGIN % json.dumps(shell_words(options))
         return [edited(path, lambda *_: plugin, below=project or "")]
     entry = _entry(agent, row, options, is_allowed=is_allowed)
-    edit = edited(
-        path, lambda text, name: json_text.append(_without(text, name, row, agent), ["hooks", row.event], entry, name),
-        below=project or "",
-    )  # fmt: skip
+
+    def add(text: str, name: str) -> str:
+        text = json_text.append(_without(text, name, row, agent), ["hooks", row.event], entry, name)
+        for key, value in row.keeps_on.items() if project else ():
+            text = json_text.put(text, [key], value, name)
+        return text
+
+    edit = edited(path, add, below=project or "")
     return [edit, *([_trust(edit, entry, home)] if agent == "codex" else [])]
 
 
@@ -146,7 +157,15 @@ def removed(agent: str, home: str, project: str | None) -> list[FileEdit]:
     row, path = hook_row(agent), _file(agent, home, project)
     if row.answer is None:
         return [undone(path, lambda text, _: "" if "agent hook opencode" in text else text, below=project or "")]
-    edits = [undone(path, lambda text, name: _without(text, name, row, agent), below=project or "")]
+
+    def take(text: str, name: str) -> str:
+        text = _without(text, name, row, agent)
+        for key, value in row.keeps_on.items() if project else ():
+            present = json_text.parse(text or "{}", name).at([key])
+            text = json_text.remove(text, [key], name) if present is not None and present.value is value else text
+        return text
+
+    edits = [undone(path, take, below=project or "")]
     if agent == "codex":
         indexes = _own_indexes(edits[0].before or "", edits[0].path, row, agent)
         places = [_trust_place(edits[0].path, index) for index in indexes]

@@ -90,6 +90,19 @@ def test_what_the_user_changed_meanwhile_stays(home: Path) -> None:
     )
 
 
+def test_a_project_cannot_switch_its_hook_off(home: Path) -> None:
+    """The project's local settings outrank those of its repository, and are undone with the hook."""
+    project = home / "project"
+    path = project / ".claude/settings.local.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"disableAllHooks": true}')
+    written(host_hooks.installed("claude", str(home), str(project), [], is_allowed=False))
+    assert json.loads(path.read_text())["disableAllHooks"] is False
+    path.write_text(path.read_text() + "\n")
+    written(host_hooks.removed("claude", str(home), str(project)), is_undo=True)
+    assert not path.exists() or json.loads(path.read_text()) == {}
+
+
 @pytest.mark.parametrize("client", list(mcp_clients.CLIENTS))
 def test_a_server_is_added_to_each_client(client: str, home: Path) -> None:
     """It is replaced by the next one, and undone to the byte."""
