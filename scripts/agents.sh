@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # Install the pinned coding agents that tests run, once per machine, and print the folder of their programs:
 #   scripts/agents.sh agents         those of `make test`
-#   scripts/agents.sh more-agents    those of `make soak AREA=agents` beside them
+#   scripts/agents.sh more-agents    those of `make soak AREA=agents` beside them, from npm
+#   scripts/agents.sh aider 3.11     one of requirements/agents, with this Python
 # The cache is CLOCHE_TEST_AGENTS, else /opt/cloche-agents, where root installs them for all users, else ~/.cache/cloche-agents.
 # No install script of any package is run: what they would do (put a program in place) the links below do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-name=$1 shared=/opt/cloche-agents
-lock=$name-$(sha256sum "toolchains/$name/package-lock.json" | cut -c1-12)
+name=$1 python=${2:-} shared=/opt/cloche-agents
+file=toolchains/$name/package-lock.json
+[[ -z $python ]] || file=requirements/agents/$name.txt
+lock=$name-$(sha256sum "$file" | cut -c1-12)
 cache=$shared
 [[ $EUID == 0 || -d $shared/$lock ]] || cache=~/.cache/cloche-agents
 cache=${CLOCHE_TEST_AGENTS:-$cache}
@@ -16,18 +19,33 @@ target=$cache/$lock
 
 link() { [[ ! -f $1 ]] || ln -f "$1" "$2"; }
 
-if [[ ! -d $target ]]; then
-    echo "agents: installing $name into $target" >&2
-    mkdir -p "$cache"
-    made=$(mktemp -d "$cache/.XXXXXX")
-    trap 'rm -rf "$made"' EXIT
+install_from_npm() {
     cp "toolchains/$name"/package*.json "$made"
     # Not `npm ci`, which wants the packages for all machines in the lock, also those that an index lacks.
     npm install --no-save --prefix "$made" --ignore-scripts --no-audit --no-fund --loglevel=error >&2
     modules=$made/node_modules machine=linux-$(node -p process.arch)
     link "$modules/@anthropic-ai/claude-code-$machine/claude" "$modules/@anthropic-ai/claude-code/bin/claude.exe"
     link "$modules/opencode-$machine/bin/opencode" "$modules/opencode-ai/bin/opencode.exe"
+}
+
+install_from_index() {
+    eval "$(.venv/bin/python scripts/uv_settings.py)"
+    # Nothing is downloaded but packages: that Python must be here. Ends with 77 where it is not.
+    for one in "/usr/bin/python$python" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$python".*/bin/python3 ""; do
+        if [[ -x $one ]]; then break; fi
+    done
+    [[ -n $one ]] || exit 77
+    .venv/bin/uv venv --quiet --relocatable --python "$one" "$made/venv"
+    .venv/bin/uv pip sync --quiet --require-hashes --compile-bytecode --python "$made/venv" "$file"
+}
+
+if [[ ! -d $target ]]; then
+    echo "agents: installing $name into $target" >&2
+    mkdir -p "$cache"
+    made=$(mktemp -d "$cache/.XXXXXX")
+    trap 'rm -rf "$made"' EXIT
+    if [[ -n $python ]]; then install_from_index; else install_from_npm; fi
     chmod -R go=rX "$made"
     mv -T "$made" "$target" 2>/dev/null || [[ -d $target ]] # another one was first
 fi
-echo "$target/node_modules/.bin"
+if [[ -n $python ]]; then echo "$target/venv/bin"; else echo "$target/node_modules/.bin"; fi

@@ -30,6 +30,13 @@ for file in frameworks/*.in; do
         "frameworks/$name.in" frameworks/tests.in runtime.in build.in --output-file "frameworks/$name.txt"
 done
 
+# Coding agents that tests run, each for itself.
+for pair in aider:3.11 mini_swe_agent:3.11 openhands:3.12 node:3.11; do
+    name=${pair%:*}
+    uv pip compile --quiet --no-config --python-version "${pair#*:}" --generate-hashes --no-header --no-annotate \
+        --no-emit-index-url --no-emit-find-links "$@" "agents/$name.in" --output-file "agents/$name.txt"
+done
+
 cd ../toolchains
 for folder in . agents more-agents; do
     (cd "$folder" && npm install --package-lock-only --ignore-scripts --no-audit --no-fund --omit-lockfile-registry-resolved)

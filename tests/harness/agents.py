@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from cloche.agent.approval import Decision
+from cloche.agent.queue import ApprovalQueue
 from cloche.coding_agents.places import AgentPlace
+from cloche.execution.naming import APPROVALS
 from tests.harness.internet.build import HOME, SYSTEM_PATH
 from tests.harness.internet.providers import VALUES
-from tests.harness.tmux import Screen
+from tests.harness.tmux import PATIENCE_S, POLL_S, Screen
 from tests.harness.world import ROOT, World, host_variables
 
 CLOCHE = (sys.executable, "-m", "cloche")
@@ -56,13 +59,19 @@ def programs(package: str) -> str:
 
 
 class Host:
-    """A user's place in a world: an agent's programs on PATH, and its keys in the environment."""
+    """A user's place in a world: an agent's programs on PATH, its keys in the environment, a state folder."""
 
-    def __init__(self, world: World, agent: Agent) -> None:
+    def __init__(self, world: World, agent: Agent, state: Path | None = None) -> None:
         self.world, self.agent = world, agent
         path = os.pathsep.join([*([programs(agent.package)] if agent.package else []), SYSTEM_PATH])
         keys = {name: VALUES[host] for name, host in agent.secrets.items()}
-        self.env = {**host_variables(), "PATH": path, "COLORTERM": "truecolor", **agent.env, **keys}
+        # Sockets are where nobody else looks for sandboxes: other tests end those of this machine.
+        own = {"XDG_RUNTIME_DIR": f"{HOME}/run"}
+        if state is not None:
+            state.mkdir(mode=0o700)
+            own |= {"XDG_STATE_HOME": str(state), APPROVALS: f"{state}/approvals"}
+        self.env = {**host_variables(), "PATH": path, "COLORTERM": "truecolor", **own, **agent.env, **keys}
+        self.run(HOME, "mkdir", "-p", "-m", "700", "run")
         for name, value in {"user.name": "A User", "user.email": "user@acme.example"}.items():
             self.run(HOME, "git", "config", "--global", name, value)
 
@@ -77,6 +86,16 @@ class Host:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def deny(self, host: str, screen: Screen) -> None:
+        """Wait for a question about a host, the only one, and say no, as a user does in a second terminal."""
+        deadline, queue = time.monotonic() + PATIENCE_S, ApprovalQueue(self.env[APPROVALS])
+        while not (waiting := queue.waiting()):
+            assert time.monotonic() < deadline, f"nothing asks for {host}:\n{screen.all()}"
+            time.sleep(POLL_S)
+        asked = [entry.request.arguments["host"] for entry in waiting]
+        assert asked == [host], asked
+        queue.decide(waiting[0].number, Decision(is_approved=False, by="a test"))
 
     @contextmanager
     def window(self, folder: Path, socket: Path, *words: str, columns: int = 100, rows: int = 40) -> Iterator[Screen]:

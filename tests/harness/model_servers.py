@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import shlex
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ assert old in text
 open(path, "w").write(text.replace(old, new))
 """
 KEPT_BYTES = 1 << 19  # of the body of one request
+RUNS = "declare const tools: { exec_command("  # in the description of codex's `exec`
 CALLS = ("function_call", "custom_tool_call")  # items of OpenAI's Responses
 USAGE = 10  # tokens, of whatever is counted
 
@@ -133,7 +135,7 @@ class Script:
         """Record a request, and how it was answered."""
         row = {
             "host": request.host, "method": request.method, "target": request.target, "headers": request.headers,
-            "body": request.body[:KEPT_BYTES].decode("utf-8", "replace"), "status": status,
+            "body": request.body[:KEPT_BYTES].decode("utf-8", "replace"), "status": status, "at": time.time(),
         }  # fmt: skip
         with self._lock:
             self._asked.append(row)
@@ -172,8 +174,6 @@ def _answer(request: Request) -> Response:
             {"type": "error", "error": {"type": "authentication_error", "message": "no such key"}}, "401 Unauthorized"
         )
     speak = next((speak for end, speak in PATHS.items() if request.path.endswith(end)), None)
-    if request.method == "GET" and request.path.endswith("/models"):
-        return _json({"object": "list", "data": [], "models": []})
     if speak is None or request.method != "POST":
         return _json({"error": {"type": "not_found_error", "message": "not here"}}, "404 Not Found")
     return speak(request, json.loads(request.body))
@@ -287,8 +287,12 @@ def count_tokens(request: Request, asked: Json) -> Response:
 
 
 def _names(tools: Sequence[Json]) -> list[str]:
-    """Return the names of tools, also of those in namespaces."""
-    return [name for tool in tools for name in (tool.get("name", ""), *_names(tool.get("tools", ())))]
+    """Return the names of tools, also of those in namespaces.
+
+    Codex has conversations beside the user's, for a title: there, programs of `exec` can run no command.
+    """
+    own = [tool.get("name", "") for tool in tools if tool.get("name") != "exec" or RUNS in tool.get("description", "")]
+    return [*own, *(name for tool in tools for name in _names(tool.get("tools", ())))]
 
 
 def responses(request: Request, asked: Json) -> Response:
@@ -377,8 +381,13 @@ def _results(value: Any) -> Iterator[str]:
         for one in value:
             yield from _results(one)
     elif isinstance(value, dict):
-        kind = str(value.get("type", value.get("role")))
-        if kind in ("tool_result", "tool") or kind.endswith("call_output") or "functionResponse" in value:
+        kind = str(value.get("type"))
+        if (
+            kind == "tool_result"
+            or "tool_call_id" in value
+            or kind.endswith("call_output")
+            or "functionResponse" in value
+        ):
             yield _text(value)
         else:
             for inner in value.values():

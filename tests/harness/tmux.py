@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 PATIENCE_S, POLL_S = 60.0, 0.05
+ENDED = "the program has ended with "
 # The server's environment is that of its windows.
 ENV = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "TERM": "xterm-256color"}
 
@@ -28,8 +29,10 @@ class Screen:
     ) -> None:
         self._tmux = ["tmux", "-S", str(socket), "-f", os.devnull]
         size = ("-x", str(columns), "-y", str(rows))
-        settings = ("set", "-g", "default-terminal", "tmux-256color", ";", "set", "-g", "remain-on-exit", "on", ";")
-        self._run(*settings, "new-session", "-d", *size, f"exec {shlex.join(words)}", env={**ENV, **(env or {})})
+        # The shell waits for the program: tmux does not always notice the end of its own child at once.
+        command = f'{shlex.join(words)}; echo "{ENDED}$?"; exec cat'
+        settings = ("set", "-g", "default-terminal", "tmux-256color", ";")
+        self._run(*settings, "new-session", "-d", *size, command, env={**ENV, **(env or {})})
 
     def _run(self, *words: str, env: Mapping[str, str] = ENV) -> str:
         return subprocess.run(
@@ -44,6 +47,10 @@ class Screen:
         """Return the screen; with `colours`, with the terminal's sequences for them."""
         return self._run("capture-pane", "-p", *(["-e"] if colours else []))
 
+    def all(self) -> str:
+        """Return all lines that were shown, those above the screen too."""
+        return self._run("capture-pane", "-p", "-S", "-")
+
     def see(self, *what: str, patience_s: float = PATIENCE_S) -> str:
         """Wait until the screen shows one of the texts; return all of it."""
         return self.wait(lambda shown: any(text in shown for text in what), str(what), patience_s)
@@ -52,17 +59,15 @@ class Screen:
         """Wait until the screen fits; return it."""
         deadline = time.monotonic() + patience_s
         while not fits(shown := self.shown()):
-            assert time.monotonic() < deadline, f"{what} is not on the screen:\n{shown}"
+            assert time.monotonic() < deadline, f"{what} is not on the screen:\n{self.all()}"
+            assert ENDED not in shown, f"{what} was not shown:\n{self.all()}"
             time.sleep(POLL_S)
         return shown
 
     def exit_code(self, patience_s: float = PATIENCE_S) -> int:
-        """Wait until the program has ended; return its exit code, or the number of the signal that ended it."""
-        deadline = time.monotonic() + patience_s
-        while len(state := self._run("display", "-p", "#{pane_dead_status} #{pane_dead_signal}").split()) != 1:
-            assert time.monotonic() < deadline, f"it has not ended:\n{self.shown()}"
-            time.sleep(POLL_S)
-        return int(state[0])
+        """Wait until the program has ended; return its exit code as a shell has it."""
+        shown = self.wait(lambda shown: ENDED in shown, "its end", patience_s)
+        return int(shown.rpartition(ENDED)[2].split()[0])
 
     def resize(self, columns: int, rows: int) -> None:
         """Give the window another size."""

@@ -5,16 +5,14 @@ The model answers over TLS, to the real key alone; what it is asked has all that
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness.agents import AGENTS, CLOCHE, Agent, Host, prompt
+from tests.harness.agents import AGENTS, Agent, Host, prompt
 from tests.harness.internet.providers import VALUES
 from tests.harness.model_servers import Step, edit, read, results, run, say, write
 from tests.harness.world import NAMES, PUBLIC, World, open_world
@@ -82,7 +80,7 @@ def steps(project: Path, agent: Agent) -> list[Step]:
         read(f"{project}/calc.py"),
         edit(f"{project}/calc.py", "    return a - b\n", "    return a + b\n"),
         write(f"{project}/NOTES.md", "Written inside\n"),
-        run("python3 -m unittest 2>&1 | tail -n 1; rm -rf __pycache__"),
+        run("python3 -m unittest 2>&1 | tail -n 1"),
         run("git add . && git commit --quiet --message 'Mend add' && git log -1 --format='%s by %an'"),
         run(f"curl --silent --show-error https://{REFUSED}/; echo curl ended with $?"),
         run(f"env; python3 - <<'END'\n{search}END"),
@@ -90,10 +88,10 @@ def steps(project: Path, agent: Agent) -> list[Step]:
     ]
 
 
-@pytest.mark.parametrize("name", ["claude"])
+@pytest.mark.parametrize("name", ["claude", "codex"])
 def test_a_real_agent_works_with_a_key_that_it_never_has(world: World, name: str, tmp_path: Path) -> None:
     """It edits, runs the tests, commits, is refused a host; the diff is what it did, the key is nowhere inside."""
-    host, project = Host(world, AGENTS[name]), make_project(tmp_path / "project")
+    host, project = Host(world, AGENTS[name], tmp_path / "state"), make_project(tmp_path / "project")
     work(host, project, tmp_path / "tmux")
     check(host, project)
 
@@ -105,7 +103,7 @@ def work(host: Host, project: Path, socket: Path) -> None:
     with host.window(project, socket) as screen:
         screen.see(host.agent.ready)
         prompt(screen, "Mend the mistake")
-        refuse(host, project)
+        host.deny(REFUSED, screen)
         screen.see("All is done.")
         prompt(screen, host.agent.leave)
         shown = screen.see("[K]eep")
@@ -114,23 +112,13 @@ def work(host: Host, project: Path, socket: Path) -> None:
         assert screen.exit_code() == 0, screen.shown()
 
 
-def refuse(host: Host, folder: Path) -> None:
-    """Say no in another terminal to each host that is asked for, until that of the script was."""
-    names: list[str] = []
-    while REFUSED not in names:
-        for asked in json.loads(host.run(folder, *CLOCHE, "approvals", "list", "--json")):
-            host.run(folder, *CLOCHE, "approvals", "deny", str(asked["number"]))
-            names.append(asked["arguments"]["host"])
-        time.sleep(0.2)
-    assert names == [REFUSED], "nothing is asked for by the agent itself"
-
-
 def check(host: Host, project: Path) -> None:
     """Check what was asked for, what the agent's tools said, and what came into the folder."""
     asked = host.world.asked()
-    assert "Hosts that you reach: api.anthropic.com" in asked[-1]["body"]
+    assert "Hosts that you reach: api." in asked[-1]["body"]
     told = results(asked)
-    for text, part in zip(told[3:], ("OK", "Mend add by A User", SAID_NO, KEPT), strict=True):
+    parts = ("OK", "Mend add by A User", SAID_NO, KEPT)
+    for text, part in zip(told[3:], parts, strict=True):
         assert part in text, text
     ((name, provider),) = host.agent.secrets.items()
     answered = [row for row in asked if row["status"] == "200 OK"]
