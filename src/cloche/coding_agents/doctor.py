@@ -114,7 +114,7 @@ async def examine(name: str, cwd: str, options: plan.AgentOptions) -> Examinatio
         async with _like_its_own(launch) as sandbox:
             view, reach = _view(launch, sandbox), _reach(sandbox)
             tried = await try_boundaries(
-                sandbox, home=launch.home, values=_values(launch), files=_files(launch), outside=True, asks_egress=True
+                sandbox, home=launch.home, values=launch.values(), files=_files(launch), outside=True, asks_egress=True
             )
     except ClocheError as error:
         return Examination(
@@ -222,7 +222,7 @@ def _key(launch: Launch) -> Requirement:
     """Say whether the agent has a key or a login; without one it asks."""
     login = launch.row.login
     is_kept = login is not None and os.path.exists(login_path(launch.row.name))
-    given = [*_values(launch), *launch.options.secrets, *(["a login"] if is_kept else [])]
+    given = [*launch.values(), *launch.options.secrets, *(["a login"] if is_kept else [])]
     detail = ", ".join(given) or f"none of {', '.join(launch.row.secrets)} is set"
     remedy = (
         ""
@@ -230,12 +230,6 @@ def _key(launch: Launch) -> Requirement:
         else "set one in this shell" + (f", or log in once: cloche agent login {launch.row.name}" if login else "")
     )
     return Requirement(name="key or login", is_met=bool(given), detail=detail, remedy=remedy, is_needed=False)
-
-
-def _values(launch: Launch) -> dict[str, str]:
-    """Return the values of secrets that this shell's variables have."""
-    names = [text.partition("@")[0].partition("=")[0] for text in (*launch.row.secrets, *launch.options.secrets)]
-    return {name: value for name in names if (value := os.environ.get(name))}
 
 
 def _files(launch: Launch) -> list[str]:

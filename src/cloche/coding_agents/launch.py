@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any
 
-from cloche.core.errors import ClocheError
-from cloche.core.escape import escape, escape_name
+from cloche.core.errors import ClocheError, StartFailed
+from cloche.core.escape import escape, escape_line, escape_name
 from cloche.core.loops import finish
 from cloche.core.record import dataclass, replace
 from cloche.execution.home_folder import give_home
@@ -23,6 +23,7 @@ from cloche.execution.why import give_why
 from cloche.keeper import registry
 
 from . import about, archives, forks, plan
+from .boundaries import require_boundaries
 from .find import find_agent
 from .home_files import write_home_files
 from .kept_state import copy_accepted, own_writes
@@ -66,6 +67,12 @@ class Launch:
             sandbox.policy, sandbox.limits, folder=self.place.folder, read_only=[*shown, *self.options.also],
             is_alone=self.options.prompt is not None,
         )  # fmt: skip
+
+    def values(self) -> dict[str, str]:
+        """Return the values of its secrets that the variables of this shell have, by name."""
+        texts = (*self.row.secrets, *self.options.secrets)
+        names = [text.partition("@")[0].partition("=")[0] for text in texts]
+        return {name: value for name in names if (value := os.environ.get(name))}
 
     def command(self, *, resumes: bool = False) -> list[str]:
         """Return the command inside."""
@@ -136,6 +143,12 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
     settings = {**keywords, "host_ports": launch.options.host_ports, "has_login": has_login}
     if is_open(launch.place) and not await _is_to_be_renewed(launch, settings, tell):
         async with AsyncSandbox.attach(launch.place.sandbox) as sandbox:
+            try:
+                await _require_boundaries(sandbox, launch, tell)
+            except StartFailed:
+                raise
+            except ClocheError as error:  # it may be paused, or have no room for a process
+                tell(f"its boundaries could not be tried: {escape_line(str(error))}")
             await _watch(launch)
             await asyncio.to_thread(_note_start, launch, settings)
             yield sandbox
@@ -150,12 +163,20 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
     async with sandbox:
         try:
             await _prepare_new(sandbox, launch, login, tell)
+            await _require_boundaries(sandbox, launch, tell)
             await asyncio.to_thread(about.note, launch.place, settings, launch.start())
         except BaseException:
             await finish(sandbox.kill())  # the next start must not find it
             raise
         await _watch(launch)
         yield sandbox
+
+
+async def _require_boundaries(sandbox: AsyncSandbox, launch: Launch, tell: Callable[[str], None]) -> None:
+    """Try the boundaries from inside. Raises StartFailed if an attempt succeeds."""
+    tried = await require_boundaries(sandbox, home=launch.home, values=launch.values())
+    for row in tried.failed:
+        tell(f"this boundary could not be tried: {row.name}: {row.how}")
 
 
 async def _watch(launch: Launch) -> None:
