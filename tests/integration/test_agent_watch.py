@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -145,3 +147,47 @@ def test_an_agent_whose_home_grows_too_large_is_stopped(place: AgentPlace) -> No
     assert "remove files in" in watched(place).stopped
     assert agent.wait().status == "signaled"
     assert archives.pending_archive(place) is not None
+
+
+@pytest.mark.soak
+def test_a_storm_of_kills_loses_no_save(place: AgentPlace) -> None:
+    """Keeper, watcher or both are killed at any moment, also in the midst of a save; each start has the last save."""
+    chance, last = random.Random(54), ""
+    for number in range(25):
+        sandbox, keeper = opened(place, WatchSettings(state_bytes=100 << 20, poll_s=0.02, idle_s=0.02))
+        if last:
+            archive = archives.pending_archive(place)
+            assert archive is not None
+            asyncio.run(restore_into(place, archive))
+            assert int(sandbox.read_file("work").decode()) >= int(last)
+        for step in range(3):
+            sandbox.write_file("work", f"{number}{step}")
+            sandbox.exec(shell=f"head -c 3000000 /dev/urandom > big{step}")
+            time.sleep(chance.random() * 0.3)
+        last = content_of(place) or last
+        for pid in {0: (keeper,), 1: (watched(place).pid,), 2: (watched(place).pid, keeper)}[number % 3]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if number % 3 == 1:
+            os.kill(keeper, signal.SIGKILL)
+        until(lambda: not is_open(place) and not is_watched(place))
+        sandbox.close()
+        OPENED.clear()
+    assert not [name for name in os.listdir(place.saved) if not name.endswith((".saved", "steps"))][3:]
+
+
+async def restore_into(place: AgentPlace, archive: archives.Archive) -> None:
+    """Restore an archive in the sandbox that is open."""
+    async with AsyncSandbox.attach(place.sandbox) as sandbox:
+        await archives.restore(sandbox, archive)
+
+
+def content_of(place: AgentPlace) -> str:
+    """Return what the newest archive has in `work`, empty without one."""
+    archive = archives.pending_archive(place)
+    if archive is None:
+        return ""
+    snapshot, _ = archives.read_archive(archive)
+    with contextlib.closing(snapshot):
+        entry = snapshot.entries.get(b"work")
+        return b"".join(snapshot.read(entry)).decode() if entry is not None else ""

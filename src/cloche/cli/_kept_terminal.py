@@ -158,7 +158,7 @@ class _Carrying:
     ) -> None:
         self._sandbox = sandbox
         self._process, self._keys, self._note = process, keys, note
-        self._shown = TerminalFilter(is_raw=is_raw)
+        self._shown = TerminalFilter(is_raw=is_raw, notifies=True)
         self._detached: asyncio.Future[Detached] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Future[Any]] = set()
         self._releasing: asyncio.TimerHandle | None = None

@@ -18,6 +18,8 @@ _PASSED = {
     "osc": re.compile(rb"(?:4|8|10|11|12|17|19|104|110|111|112|117|119|133)(?:;|$)"),
     "dcs": re.compile(rb"[0-9;]*(?:[$+]?q)"),
 }
+# Notifications and progress. Other numbers after `9;` are commands of some terminals on Windows.
+_NOTIFIES = re.compile(rb"9;(?:4;|[^0-9])|777;notify;|99;")
 _AT_ONCE = 2048  # bytes: each sequence copies the rest of a block, so time grows with the square of its size
 MOST_PREFIX = 64  # bytes that suffice to recognise the kind of a sequence
 _UNFINISHED = re.compile(rb"(?:\x1b(?:\(|\[[0-9;:?<=>!$ ]{0,64})?|\xc2)\Z")
@@ -116,10 +118,13 @@ class TerminalModes:
 
 
 class TerminalFilter:
-    """Pass on a program's output without sequences that set the clipboard or the title; with `is_raw` all of it."""
+    """Pass on a program's output without sequences that set the clipboard or the title; with `is_raw` all of it.
 
-    def __init__(self, *, is_raw: bool = False):
-        self._is_raw = is_raw
+    With `notifies` it may show notifications and its progress (OSC 9, 99, 777).
+    """
+
+    def __init__(self, *, is_raw: bool = False, notifies: bool = False):
+        self._is_raw, self._notifies = is_raw, notifies
         self.modes = TerminalModes()
         self._held = b""  # the beginning of a sequence
         self._inside = ""  # the kind of the current sequence
@@ -157,6 +162,7 @@ class TerminalFilter:
             return b""
         self._inside = kind
         self._is_passed = kind in _PASSED and _PASSED[kind].match(prefix) is not None
+        self._is_passed |= self._notifies and kind == "osc" and _NOTIFIES.match(prefix) is not None
         if self._is_passed:
             passed += start[0]
             self.modes.note(start[0].replace(b"\xc2\x9d", b"\x1b]").replace(b"\xc2\x90", b"\x1bP") + prefix)

@@ -92,3 +92,24 @@ def test_sixteen_times_the_sequences_take_no_square_of_the_time(sequence: bytes)
         return time.process_time() - begun
 
     assert seconds(1 << 19) < 64 * min(seconds(1 << 15) for _ in range(3))
+
+
+def test_notifications_pass_only_where_they_may() -> None:
+    """Of an agent's terminal they do; other commands behind the same number never."""
+    shown = [b"\x1b]9;done\x07", b"\x1b]9;4;1;50\x1b\\", b"\x1b]777;notify;done;text\x07", b"\x1b]99;i=1;done\x1b\\"]
+    never = [b"\x1b]9;6;macro\x07", b"\x1b]777;precmd\x07", b"\x1b]52;c;aGk=\x07", b"\x1b]0;title\x07"]
+    for sequence in (*shown, *never):
+        assert TerminalFilter(notifies=True).feed(sequence) == (sequence if sequence in shown else b"")
+        assert TerminalFilter().feed(sequence) == b""
+
+
+def test_modes_are_set_in_another_terminal() -> None:
+    """What a program has set is set there, and what set it and was set back is not."""
+    first = TerminalFilter()
+    first.feed(b"\x1b[?1049h\x1b[?2004h\x1b[?1000h\x1b[?25l\x1b[>1u\x1b[31m\x1b[?1000l")
+    assert first.modes.entry() == b"\x1b[?1049h\x1b[?25l\x1b[?2004h\x1b[>1u"
+    assert first.modes.is_alternate
+    second = TerminalFilter()
+    second.feed(first.modes.entry())
+    assert second.modes.entry() == first.modes.entry()
+    assert second.modes.reset() == b"\x1b[=0u\x1b[?25h\x1b[?2004l\x1b[?1049l"
