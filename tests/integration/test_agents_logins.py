@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cloche.coding_agents.places import AgentPlace
-from tests.harness.agents import CLOCHE, Agent, Host
+from tests.harness.agents import CLOCHE, Agent, Host, prompt
 from tests.harness.internet.build import HOME, SYSTEM_PATH
 from tests.harness.internet.logins import ACCESS, REFRESH
 from tests.harness.world import NAMES, PUBLIC, World, open_world
@@ -125,7 +125,7 @@ def test_an_agent_logs_in_by_the_browser_once(world: World, tmp_path: Path) -> N
     """Its link opens on the host, unless it leads elsewhere; the answer comes in; a project then asks for nothing."""
     agent = Agent("mine", {}, "", "", package="")
     host, program, folder = user(world, tmp_path, agent), tmp_path / "tools" / "bin" / "mine", tmp_path / "project"
-    folder.mkdir()
+    host.run(tmp_path, "git", "init", "--quiet", str(folder))
     program.parent.mkdir(parents=True)
     program.write_text(MINE)
     program.chmod(0o755)
@@ -154,12 +154,18 @@ def test_claude_logs_in_once_for_all_projects(world: World, tmp_path: Path) -> N
     try:
         for project in ("one", "two"):
             folder = tmp_path / project
-            folder.mkdir()
+            host.run(tmp_path, "git", "init", "--quiet", str(folder))
             told = command(host, folder, "agent", "claude", "--print", "hello")
             assert "Streamed in pieces" in told.stdout, told
             state(host, folder, "platform.claude.com", has_ended=True)
+        host.run(tmp_path, "git", "init", "--quiet", str(tmp_path / "three"))
+        with host.window(tmp_path / "three", tmp_path / "tmux") as screen:
+            screen.see("bypass permissions on")
+            prompt(screen, "hello")
+            screen.see("Streamed in pieces")
+            prompt(screen, "/exit")
         now = state(host, tmp_path, "platform.claude.com")
-        assert (now["refreshes"], now["is_revoked"]) == (1, False)
+        assert (now["refreshes"], now["is_revoked"]) == (2, False)
         count, *counts = on_host(host, tmp_path, FILES)
         assert count > 10
         assert counts == [0, 0]
@@ -174,7 +180,7 @@ def test_codex_logs_in_and_out(world: World, tmp_path: Path) -> None:
     """By a fixed port of the loopback, with web tokens; its logout inside ends the login for all sandboxes."""
     host = logged_in(world, "codex", tmp_path)
     folder = tmp_path / "project"
-    folder.mkdir()
+    host.run(tmp_path, "git", "init", "--quiet", str(folder))
     try:
         command(host, folder, "agent", "codex", "--print", "hello")  # the server is no model: it ends with an error
         name = AgentPlace(agent="codex", folder=str(folder)).sandbox
