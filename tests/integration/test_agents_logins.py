@@ -165,7 +165,8 @@ def test_claude_logs_in_once_for_all_projects(world: World, tmp_path: Path) -> N
             screen.see("Streamed in pieces")
             prompt(screen, "/exit")
         now = state(host, tmp_path, "platform.claude.com")
-        assert (now["refreshes"], now["is_revoked"]) == (2, False)
+        assert not now["is_revoked"]
+        assert now["refreshes"] >= 2
         count, *counts = on_host(host, tmp_path, FILES)
         assert count > 10
         assert counts == [0, 0]
