@@ -69,6 +69,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostAgent]:
     agent.end()
 
 
+@pytest.mark.both_users
 def test_a_command_runs_inside_and_both_see_one_folder(agent: HostAgent) -> None:
     """It cannot read the user's home; the agent's edits are there at once, and what the command writes comes back."""
     (agent.project / "code.py").write_text("print('one')\n")
@@ -196,6 +197,7 @@ def test_nothing_runs_on_the_host(missing: str, agent: HostAgent) -> None:
     assert not word.exists()
 
 
+@pytest.mark.both_users
 def test_a_view_shows_the_hosts_files_beside_a_process(tmp_path: Path) -> None:
     """Files that a process uses stay as they are for it; replaced, removed and new ones are seen; nothing is lost."""
     project = tmp_path / "project"
