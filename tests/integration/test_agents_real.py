@@ -107,6 +107,8 @@ def work(host: Host, project: Path, socket: Path) -> None:
         screen.see("All is done.")
         prompt(screen, host.agent.leave)
         shown = screen.see("[K]eep")
+        assert f"refused: {REFUSED}:443\n" in shown, shown
+        assert "cloche: network:" not in shown
         assert re.search(r"\+1 -0 +A NOTES.md\n +\+1 -1 +M calc.py\n", shown), shown
         screen.type("a", "Enter")
         assert screen.exit_code() == 0, screen.shown()

@@ -198,7 +198,7 @@ class _Carrying:
         from .run import conclude
 
         self._terminal.restore()
-        conclude(result, as_json=False)
+        conclude(result, as_json=False, tells_network=False)
         return exit_code_of(result)
 
     def _start(self, work: Any) -> None:  # noqa: ANN401 - a coroutine

@@ -360,8 +360,11 @@ def say_network(result: Result) -> None:
         say(f"network: {len(explained) - MOST_TOLD} more were refused or failed; --json has all")
 
 
-def conclude(result: Result, *, as_json: bool) -> None:
-    """Print notes on the end of a run on stderr, or the whole result as JSON."""
+def conclude(result: Result, *, as_json: bool, tells_network: bool = True) -> None:
+    """Print notes on the end of a run on stderr, or the whole result as JSON.
+
+    Without `tells_network` nothing is said of refused connections, of which the caller tells in another form.
+    """
     if as_json:
         import json
 
@@ -381,7 +384,8 @@ def conclude(result: Result, *, as_json: bool) -> None:
             say(result.meta[advice])
     if hint := "" if result.ok else _hint(result):
         say(hint)
-    say_network(result)
+    if tells_network:
+        say_network(result)
     if refused := result.meta.get("refused"):
         say(f"the value and figures that the code reported are dropped: {refused}")
     if partial := result.meta.get("files_partial"):
