@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import cloche
 from cloche.coding_agents.places import AgentPlace
+from cloche.core.errors import InvalidRequest
 from tests.harness.terminals import Terminal
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody_at_a_terminal")
@@ -50,5 +52,5 @@ def test_the_next_session_begins_after_the_user_has_seen_what_the_last_one_left(
         assert "evil" not in shown
         second.leave()
     finally:
-        with cloche.Sandbox.attach(place.sandbox) as sandbox:
+        with suppress(InvalidRequest), cloche.Sandbox.attach(place.sandbox) as sandbox:
             sandbox.kill()

@@ -1,4 +1,4 @@
-"""`cloche agent review`: what a sandbox has changed, by file; and which of it is written, tried, kept or discarded.
+"""`cloche agent review`: the changes of a sandbox by file, to be written, tried, kept or discarded.
 
 Nothing is written without an answer, and no answer loses anything: an unknown one, Enter, the end of input and Ctrl-C
 leave all changes in the sandbox, and discarded ones are saved first. Text of the guest is escaped.
@@ -53,7 +53,7 @@ discard  undo all changes in the sandbox; they are saved first (type the whole w
 @option("--branch", metavar="BRANCH", help="Write to this new git branch in place of the files.")
 @flag("--steps", "shows_steps", help="Show what the agent has changed step by step, the last step at the end.")
 def _command(name: str | None, check: str | None, branch: str | None, shows_steps: bool) -> int:
-    """Show what a sandbox has changed, and ask what to write.
+    """Show the changes of a sandbox, and ask which to write.
 
     Dangerous changes come first, each with its reason. Nothing is written without an answer.
     """
@@ -297,7 +297,7 @@ class _Reviewing:
         return ReviewEnd(how="committed", committed=committed, left=left)
 
     async def _passes(self, choice: Choice) -> bool:
-        """Run the check on what would be written; tell whether to write it."""
+        """Run the check on the chosen changes; tell whether to write them."""
         result = await self._try(choice)
         if result is not None and result.ok:
             return True
@@ -318,8 +318,8 @@ class _Reviewing:
         if result is None:
             say("the check was interrupted")
         else:
-            said = "passed" if result.ok else f"failed: {result.status}, exit code {result.exit_code}"
-            say(f"the check {said}, after {result.meta.get('duration', 0):.1f} s")
+            verdict = "passed" if result.ok else f"failed: {result.status}, exit code {result.exit_code}"
+            say(f"the check {verdict}, after {result.meta.get('duration', 0):.1f} s")
         return result
 
     async def show_diff(self) -> ReviewEnd | None:
@@ -331,8 +331,8 @@ class _Reviewing:
     async def run_check(self) -> ReviewEnd | None:
         from cloche.coding_agents.review import everything
 
-        given = self.read(f"command{f' [{escape_line(self.check)}]' if self.check else ''}: ").strip()
-        self.check = given or self.check
+        command = self.read(f"command{f' [{escape_line(self.check)}]' if self.check else ''}: ").strip()
+        self.check = command or self.check
         if self.check:
             await self._try(everything(self.review))
         return None
@@ -390,8 +390,8 @@ def _show_summary(review: Review, folder: str) -> None:
     if review.git_error:
         console.print(Text(f"commits made inside cannot be read: {escape_line(review.git_error)}", style="yellow"))
     for branch in review.branches:
-        made = "1 commit was" if branch.count == 1 else f"{branch.count} commits were"
-        console.print(Text(f"{made} made inside on {escape_name(branch.name)}:"))
+        subject = "1 commit was" if branch.count == 1 else f"{branch.count} commits were"
+        console.print(Text(f"{subject} made inside on {escape_name(branch.name)}:"))
         for commit in branch.commits[:MOST_COMMITS]:
             console.print(Text(f"  {commit.id[:10]} {escape_line(commit.author)}: {escape_line(commit.subject)[:200]}"))
         for change in branch.dangerous[:MOST_ROWS]:
@@ -419,7 +419,7 @@ def show_lines(text: str) -> None:
 
 
 def _drop_typed_ahead() -> None:
-    """Drop what was typed before the first question, and a terminal's answers to what the guest has sent to it."""
+    """Drop earlier input: typed keys, and a terminal's answers to requests in the guest's output."""
     import termios
 
     with suppress(OSError, termios.error):

@@ -1,10 +1,10 @@
-"""What an agent keeps in its home folder and obeys later: compared with what the user has accepted.
+"""Files in an agent's home folder that later sessions obey, compared with the version that the user has accepted.
 
     agents/NAME/accepted.json    the accepted files: contents up to a bound, hashes of the others
 
 `state_changes` compares before a session starts, `accept_state` and `restore_state` carry out the user's answer, and
-`own_writes` keeps what Cloche itself writes at a start from being shown. Everything in the home folder is the guest's:
-it is read by descriptors, through no link and no mount, up to bounds, and is never run. A link is an entry of its own.
+`own_writes` excludes files that Cloche itself writes at a start. Everything in the home folder is the guest's:
+it is read by descriptors, through no link and no mount, up to bounds, and is never run. A link is a separate entry.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class KeptFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateChange:
-    """Say how an entry differs from the accepted one. `diff` has unified hunks; `note` says why it has none."""
+    """Say how an entry differs from the accepted one. `diff` has unified hunks; `note` says why it is empty."""
 
     path: str
     what: Literal["added", "removed", "modified"]
@@ -95,7 +95,7 @@ class _State:
 
 
 def state_changes(place: AgentPlace, row: CodingAgent) -> StateChanges:
-    """Compare what the agent has kept with what the user has accepted. Blocks."""
+    """Compare the kept files with the accepted ones. Blocks."""
     accepted, now = _read_accepted(place), _read_state(place, row)
     paths = sorted({*accepted, *now.files})
     pairs = ((path, accepted.get(path), now.files.get(path)) for path in paths)
@@ -104,18 +104,18 @@ def state_changes(place: AgentPlace, row: CodingAgent) -> StateChanges:
 
 
 def accept_state(place: AgentPlace, shown: StateChanges) -> None:
-    """Note the state that was shown as accepted; what has changed since then is shown the next time. Raises OSError."""
+    """Note the shown state as accepted; later changes are shown the next time. Raises OSError."""
     _write_accepted(place, shown.files)
 
 
 def copy_accepted(source: AgentPlace, place: AgentPlace) -> None:
-    """Accept for a place whose home is a copy what was accepted for the first one."""
+    """Copy the accepted state for a place whose home is a copy."""
     _write_accepted(place, _read_accepted(source))
 
 
 @contextmanager
 def own_writes(place: AgentPlace, row: CodingAgent) -> Iterator[None]:
-    """Accept what Cloche itself writes meanwhile; what was not accepted before stays so."""
+    """Accept the files that Cloche itself writes meanwhile, and no earlier change."""
     accepted, before = _read_accepted(place), _read_state(place, row).files
     yield
     after = _read_state(place, row).files
@@ -276,7 +276,7 @@ def _entry(kind: Literal["file", "link", "other"], data: bytes, size: int, *, ke
 
 
 def _chosen(data: bytes, keys: str) -> bytes | None:
-    """Return the JSON of pairs of a path and a value at some keys; None for what is not a JSON object."""
+    """Return the JSON of pairs of a path and a value at some keys; None without a JSON object."""
     try:
         document = json.loads(data)
         pairs = [[path, value] for path, value in _values(document, keys.split("."))]

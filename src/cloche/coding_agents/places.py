@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 
 from cloche.config.state import state_file
 from cloche.core.errors import InvalidRequest
@@ -67,11 +68,23 @@ def logins_folder() -> str:
 
 
 def project_folder(cwd: str) -> str:
-    """Return the project that a folder belongs to: the nearest folder above with a `.git`, else the folder itself."""
+    """Return the project that a folder belongs to: the nearest repository above, else the folder itself.
+
+    A repository of another user does not count, since anyone can make one in a folder such as /tmp.
+    """
     folder = real = os.path.realpath(cwd)
     home = os.path.realpath(os.path.expanduser("~"))
+    owners = {os.geteuid(), os.stat(real).st_uid}
     while folder not in ("/", home):
-        if os.path.lexists(f"{folder}/.git"):
+        if _is_repository(f"{folder}/.git", owners):
             return folder
         folder = os.path.dirname(folder)
     return real
+
+
+def _is_repository(path: str, owners: set[int]) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return status.st_uid in owners and (stat.S_ISREG(status.st_mode) or os.path.lexists(f"{path}/HEAD"))

@@ -1,4 +1,4 @@
-"""What a user reviews: the changes of a sandbox by file, the dangerous ones first, and which of them are chosen.
+"""The review of a sandbox: its changes by file, the dangerous ones first, and a choice of them.
 
 A front end shows a `Review`, makes a `Choice`, and passes its keywords to `commit` or `try_commit`. Names and contents
 are the guest's: escape them where they are printed.
@@ -54,7 +54,7 @@ class ReviewedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """Hold what is shown: the files, dangerous ones first, by the gravest reason, then conflicts, then the others.
+    """Hold the files in the order shown: dangerous ones by the gravest reason, then conflicts, then the others.
 
     `branches` have the commits that were made inside; `git_error` says why they cannot be read.
     """
@@ -95,7 +95,7 @@ async def review_changes(sandbox: AsyncSandbox) -> Review:
 
 
 def review_of(diff: Diff) -> Review:
-    """Return the changes of a diff in the order in which they are reviewed."""
+    """Return a review of a diff: its changes in the order of a review."""
     parts = file_diffs(diff)
     rank = {path: number for number, question in enumerate(diff.questions) for path in question.paths}
     ordered = sorted(diff.changes, key=lambda change: (rank.get(change.path, len(rank)), not change.conflict))
@@ -127,7 +127,7 @@ class Choice:
     def keywords(self, review: Review) -> dict[str, Any]:
         """Return the keywords `paths`, `theirs` and `hunks` of `commit` and `try_commit`.
 
-        A path stands for everything below it as well, so what is not chosen is named.
+        A path includes everything below it, so the changes that are not chosen are named.
         """
         above = {folder for path in self.paths for folder in _folders_above(path)}
         declined = [
@@ -144,7 +144,7 @@ def everything(review: Review) -> Choice:
 
 
 def asked_files(review: Review) -> tuple[ReviewedFile, ...]:
-    """Return the files that are asked about one by one: no conflicts, and no folders that come with their files."""
+    """Return the files for questions one by one: no conflicts, and no folders that come with their files."""
     with_files = {folder for file in review.files for folder in _folders_above(file.change.path)}
     return tuple(
         file
@@ -190,7 +190,7 @@ def _folders_above(path: str) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewEnd:
-    """Say how a review ended, what was written, how many changes stay in the sandbox, and where discarded ones are."""
+    """Say how a review ended: the written paths, the number of changes that stay, the archive of discarded ones."""
 
     how: Literal["nothing", "committed", "kept", "discarded"]
     committed: Committed | None = None

@@ -1,4 +1,4 @@
-"""What an agent has done step by step: how its view of the folder differs from one archive to the next.
+"""The steps of an agent: how its view of the folder differs from one archive to the next.
 
     saved/steps/00000012.json    when, why, the changed files, and a patch up to a bound
 
@@ -44,7 +44,7 @@ class StepFile:
 class Step:
     """Hold one step: the time (seconds since 1970), why the archive was saved, the changed files, and their patch.
 
-    `count` is the number of changed files, of which `files` has the first. `is_cut`: the patch does not have all.
+    `count` is the number of changed files, `files` the first of them. `is_cut`: the patch does not have all.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Step:
 def note_step(
     place: AgentPlace, archive: Archive, snapshots: tuple[Snapshot | None, Snapshot | None] = (None, None)
 ) -> Step | None:
-    """Write down what has changed between the archive before this one and this one; None if nothing has. Blocks.
+    """Write down the changes between the archive before this one and this one; None without changes. Blocks.
 
     `snapshots` are those of both archives, where the caller has them: they are not read from the disk then. Raises
     InvalidRequest for a damaged archive, OSError.
@@ -127,7 +127,7 @@ def _compare(archive: Archive, before: Snapshot, after: Snapshot) -> Step:
 
 
 class _View:
-    """Read what the sandbox had at one time: the file of the archive, else the host's."""
+    """Read files as the sandbox had them at one time: from the archive, else from the host."""
 
     def __init__(self, snapshot: Snapshot, tree: HostTree):
         self.snapshot, self.tree = snapshot, tree
@@ -137,7 +137,7 @@ class _View:
         return self.tree.read(path) if entry is None else self.snapshot.read(entry)
 
     def facts(self, path: bytes) -> tuple[FileKind | None, int, int, bytes]:
-        """Return kind, mode, size and target; the kind is None if there was nothing."""
+        """Return kind, mode, size and target; the kind is None without a file."""
         entry = self.snapshot.entries.get(path)
         if entry is not None:
             return _kind(entry), entry.mode & 0o777, entry.size, entry.target

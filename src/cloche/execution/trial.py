@@ -56,7 +56,7 @@ class TrialOperations(ProcessOperations, HostFolderOperations):
     ) -> Result:
         """Run a line of shell on the folder as it would be after this commit, and write nothing.
 
-        It runs in a sandbox of its own, with this one's limits, toolchains and home folder on the host, and without a
+        It runs in another sandbox, with this one's limits, toolchains and home folder on the host, and without a
         network. `paths`, `theirs` and `hunks` are as for `commit`; dangerous changes are part of it. `timeout` and
         `on_output` are as for `exec`. Raises the errors of `commit`.
         """
@@ -77,7 +77,7 @@ class TrialOperations(ProcessOperations, HostFolderOperations):
             return await finish(asyncio.to_thread(save_changes, snapshot, changes, whole.patch, target))
 
     async def commits_inside(self) -> tuple[InsideBranch, ...]:
-        """Return the branches that were made or moved inside, with their new commits and what is dangerous in them.
+        """Return the branches that were made or moved inside, with their new commits and the dangerous changes.
 
         Raises InvalidRequest for commits that git refuses, BackendUnavailable without git, WorkspaceFailed.
         """

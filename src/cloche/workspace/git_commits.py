@@ -1,4 +1,4 @@
-"""The commits that were made inside: listed with what is dangerous in them, and taken over as a branch of the host's.
+"""List the commits that were made inside, with their dangerous changes, and make a branch of the host's of them.
 
 They are read in the quarantine of `git.py`, and reach the host's repository only by its fetch, which checks them.
 """
@@ -100,7 +100,7 @@ def take_branch(
 ) -> Mapping[str, str]:
     """Make a branch of the host's repository with a guest's commits, their authors and messages; return its reference.
 
-    If the caller's `settings` say so, each commit is written anew, signed by the caller, who is its committer. Raises
+    If the caller's `settings` say so, each commit is written anew, signed by the caller as its committer. Raises
     InvalidRequest for a name that is taken, or a branch that the guest has not moved or that is refused, and the errors
     of `fetch_commits`.
     """
@@ -141,6 +141,6 @@ def _signed(git: Git, tip: str, settings: Mapping[str, str]) -> str:
 
 def _author(line: bytes) -> dict[str, str]:
     """Return git's variables for the author of a commit, from its line."""
-    who, _, time = os.fsdecode(line).rpartition("> ")
-    name, _, email = who.partition(" <")
+    identity, _, time = os.fsdecode(line).rpartition("> ")
+    name, _, email = identity.partition(" <")
     return {"GIT_AUTHOR_NAME": name or email, "GIT_AUTHOR_EMAIL": email, "GIT_AUTHOR_DATE": f"@{time}"}

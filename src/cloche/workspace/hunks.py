@@ -35,7 +35,7 @@ class Hunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDiff:
-    """Hold what the patch has for one change: its `text`, and the hunks; a binary file has none."""
+    """Hold the part of the patch for one change: its `text` and its hunks. A binary file has no hunks."""
 
     text: str
     hunks: tuple[Hunk, ...] = ()
