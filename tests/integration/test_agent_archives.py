@@ -149,6 +149,24 @@ def test_what_was_saved_before_is_not_read_again_and_all_of_it_is_right(place: A
     assert found == wanted
 
 
+def test_what_cannot_be_read_is_named_each_time(place: AgentPlace) -> None:
+    """A file that the agent may not read itself is no obstacle, and is saved when it may."""
+
+    async def saving() -> list[list[str]]:
+        named = []
+        async with new(place) as sandbox:
+            with Saver(place) as saver:
+                for script in ("echo x > e; echo y > f; chmod 0 e", "echo more >> f", "echo more >> f", "chmod 644 e"):
+                    assert (await sandbox.exec(shell=script)).ok
+                    archive = await saver.save(sandbox, reason="a test")
+                    assert archive is not None
+                    named.append(list(archive.left_out))
+            await sandbox.kill()
+        return named
+
+    assert asyncio.run(saving()) == [["e"], ["e"], ["e"], []]
+
+
 def test_a_shell_inside_never_sees_its_job_stopped(place: AgentPlace) -> None:
     """While changes are read all processes stand still, and no interactive shell takes the terminal from its job."""
 

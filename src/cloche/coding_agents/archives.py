@@ -40,7 +40,7 @@ from cloche.execution.saved_view import (
     taken,
 )
 from cloche.workspace.host_files import HostTree
-from cloche.workspace.snapshot import Snapshot, SnapshotReader, write_snapshot
+from cloche.workspace.snapshot import PROBLEMS, Snapshot, SnapshotReader, write_snapshot
 
 from .places import AgentPlace
 
@@ -57,6 +57,7 @@ MOST_NAMED = 1000  # paths that were left out
 PIECE_BYTES = 1 << 20
 IGNORED = "git ignores it, and all together is larger than an archive may be"
 LARGE = "all together is larger than an archive may be"
+TOO_LARGE = PROBLEMS["too_large"]  # of what has grown while it was read: it is tried again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +176,8 @@ class Saver:
         left_out = await _choose(sandbox, listing, self._most_bytes)
         folder = self._place.saved
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        async with taken(sandbox, into=folder, skip=tuple(left_out), base=self._base) as now:
+        most_bytes = self._most_bytes
+        async with taken(sandbox, into=folder, max_bytes=most_bytes, skip=tuple(left_out), base=self._base) as now:
             open_folder = folder_of(sandbox)
             about: dict[str, Any] = {
                 "saved_at": time.time(),
@@ -187,7 +189,7 @@ class Saver:
                 left_out["."] = "there are more changes than a diff may have"
             marks, about["changes"] = await finish(asyncio.to_thread(_against_host, open_folder, now.snapshot))
             archive, written = await finish(asyncio.to_thread(_write, folder, now.snapshot, about, left_out, marks))
-            self._keep(replace(now, snapshot=written))
+            self._keep(replace(now, snapshot=written) if TOO_LARGE not in left_out.values() else None)
         self._mark = listing.mark
         return archive
 

@@ -129,23 +129,24 @@ class Base:
 
 @asynccontextmanager
 async def taken(
-    sandbox: AsyncSandbox, *, into: str, skip: Collection[str] = (), base: Base | None = None
+    sandbox: AsyncSandbox, *, into: str, max_bytes: int, skip: Collection[str] = (), base: Base | None = None
 ) -> AsyncIterator[Base]:
     """Yield the changes at one moment, less the paths of `skip`, stored in files without a name in the folder `into`.
 
     They are read twice: what has changed since `base` while the sandbox goes on, then what has changed in that time,
-    for which all processes are stopped. A base that lacks other paths than `skip` is not used.
+    for which all processes are stopped. Each reading takes `max_bytes` of contents at most; further files have a
+    problem. A base that lacks other paths than `skip` is not used.
     """
     if base is not None and not base.skip <= frozenset(skip):
         base = None
     began_ns = await _clock(sandbox)
     first: Base | None = None
     with suppress(InvalidRequest):  # it was moved about while it was read; all of it is read once more
-        snapshot = await _read(sandbox, into, skip, base, pauses=False)
+        snapshot = await _read(sandbox, into, max_bytes, skip, base, pauses=False)
         first = Base(snapshot=snapshot, before_ns=began_ns)
     try:
         before_ns = await _clock(sandbox)
-        snapshot = await _read(sandbox, into, skip, first or base, pauses=True)
+        snapshot = await _read(sandbox, into, max_bytes, skip, first or base, pauses=True)
         try:
             yield Base(snapshot=snapshot, before_ns=before_ns, skip=frozenset(skip))
         finally:
@@ -161,11 +162,11 @@ async def _clock(sandbox: AsyncSandbox) -> int:
 
 
 async def _read(
-    sandbox: AsyncSandbox, into: str, skip: Collection[str], base: Base | None, *, pauses: bool
+    sandbox: AsyncSandbox, into: str, max_bytes: int, skip: Collection[str], base: Base | None, *, pauses: bool
 ) -> Snapshot:
     from cloche.workspace.snapshot import SnapshotReader
 
-    max_bytes, answer = folder_of(sandbox).folder.disk_bytes, dict[str, Any]()
+    answer = dict[str, Any]()
     reader = SnapshotReader(
         into, max_bytes=max_bytes, entries=MOST_ENTRIES, base=base.snapshot if base is not None else None
     )

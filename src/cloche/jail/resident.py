@@ -214,10 +214,10 @@ def _state_of(pid: int) -> bytes:
     return b"".join(_stat_of(pid)[:1])
 
 
-def _jobs_of(pid: int) -> tuple[int, int, int]:
-    """Return the parent, the process group and the session of a process; zeros for one that is gone."""
+def _jobs_of(pid: int) -> tuple[int, int, int, int]:
+    """Return parent, process group, session and terminal of a process; zeros for one that is gone."""
     fields = _stat_of(pid)
-    return (int(fields[1]), int(fields[2]), int(fields[3])) if len(fields) > 3 else (0, 0, 0)
+    return (int(fields[1]), int(fields[2]), int(fields[3]), int(fields[4])) if len(fields) > 4 else (0, 0, 0, 0)
 
 
 def _read_whole(path: str) -> bytes:
@@ -486,13 +486,15 @@ class Resident(CommandParent):
             pass  # no other process is left
 
     def _stop_shells(self) -> None:
-        """Stop processes with jobs, those with children in other process groups of their session, before all others.
+        """Stop what may be a shell with jobs before all others, parents first: leaders of process groups on a terminal,
+        and parents of processes in other groups of their session.
 
         A shell that still runs when a job of its is stopped takes the terminal from it, and leaves it stopped.
         """
         facts = {pid: _jobs_of(pid) for pid in self._others()}
-        shells = {
-            parent for parent, group, session in facts.values()
+        shells = {pid for pid, (_, group, _, terminal) in facts.items() if terminal and pid == group}
+        shells |= {
+            parent for parent, group, session, _ in facts.values()
             if parent in facts and facts[parent][2] == session and facts[parent][1] != group
         }  # fmt: skip
         for pid in sorted(shells)[:MOST_SHELLS]:

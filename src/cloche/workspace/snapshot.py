@@ -35,9 +35,10 @@ NO_NAMES = frozenset((b"", b".", b".."))
 # Shared objects, so that a million entries do not hold copies of equal values.
 KINDS = {kind: kind for kind in ("file", "directory", "link", "removed", "unchanged", "other")}
 MODES = tuple(range(PERMISSIONS + 1))
+UNREAD = "it cannot be read inside"
 # Reasons that the sender may give for a path that it could not send: its code, and the sentence shown.
 PROBLEMS = {
-    "unreadable": "it cannot be read inside",
+    "unreadable": UNREAD,
     "too_large": "it is larger than the maximum for one diff",
     "too_deep": "it is too deep, or its path is too long, to be looked into",
     "changed": "it was changed while it was read",
@@ -266,15 +267,15 @@ class SnapshotReader:
         self._count += 1
         if entry.kind == "directory" and not entry.problem:
             self._folders.add(entry.path)
-        if entry.kind == "file" and not entry.problem and not entry.source:
+        if row.get("kind") == "file" and not entry.problem:
             return _Content(entry)
         self._entries[entry.path] = entry
         return None
 
     def _of_base(self, entry: SnapshotEntry) -> SnapshotEntry:
         base = cast("Snapshot", self._base).entries.get(entry.path)
-        if base is None or base.kind != "file" or base.problem:
-            raise ValueError("the changes hold an unchanged file that was not there before")
+        if base is None or base.kind != "file" or base.problem:  # it could not be read then, and is as it was
+            return replace(entry, kind="file", problem=base.problem if base is not None and base.problem else UNREAD)
         return replace(base, source=base.source + 1)
 
 
