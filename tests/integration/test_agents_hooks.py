@@ -242,6 +242,15 @@ def test_a_project_that_switches_hooks_off(place: Place) -> None:
     assert "cloche" in given
 
 
+@pytest.mark.parametrize("place", ["codex"], indirect=True)
+def test_in_the_agents_own_sandbox_nothing_runs(place: Place) -> None:
+    """It does not let a command reach Cloche; the model is told, and does not wait."""
+    place.words = ("codex", "exec", "--sandbox", "workspace-write", "do it")
+    (given,) = place.follow(model_servers.run(f"touch {place.project}/ran"))
+    assert "so it was not run" in given
+    assert not (place.project / "ran").exists()
+
+
 def test_removing_the_hook_leaves_the_users_own(place: Place) -> None:
     """Its files are as they were, and commands run on the host again."""
     name = next(name for name, agent in AGENTS.items() if agent is place.agent)

@@ -25,7 +25,25 @@ def _shell(command: str, allow: tuple[str, ...], options: Mapping[str, Sequence[
     """
     import asyncio
 
+    _check_sockets()
     return asyncio.run(_until_signal(command, allow, options.get("secrets") or ()))
+
+
+def _check_sockets() -> None:
+    """Raise BackendUnavailable where a filter of system calls forbids what an event loop needs: it would only wait."""
+    import socket
+
+    from cloche.core.errors import BackendUnavailable
+
+    try:
+        first, second = socket.socketpair()
+        with first, second:
+            first.send(b"1")
+    except PermissionError as error:
+        raise BackendUnavailable(
+            "agent shell: the agent's own sandbox keeps this command from reaching Cloche, so it was not run.",
+            remedy="Switch it off: codex --sandbox danger-full-access.",
+        ) from error
 
 
 async def _until_signal(command: str, allow: Sequence[str], secrets: Sequence[str]) -> int:
