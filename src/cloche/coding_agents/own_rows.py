@@ -165,7 +165,8 @@ def _login(value: object, *, name: str) -> Login:
 
 
 def _ports(value: object, *, name: str) -> tuple[int, ...]:
-    return tuple(_major(text, name=name) for text in parse_list(value, name=name))
+    items = value if isinstance(value, list | tuple) else parse_list(value, name=name)
+    return tuple(_major(item, name=name) for item in items)
 
 
 def _same(read: Read, *names: str) -> dict[str, tuple[str, Read]]:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cloche.coding_agents.own_rows import _FIELDS, _LOGIN, _PACKAGE, agent_named, known_agents, read_row
 from cloche.coding_agents.plan import AgentOptions, Program, command
@@ -107,3 +108,12 @@ def test_rows_of_the_table_are_whole(row: CodingAgent) -> None:
     words = command(row, Program(words=("/x",)), options, home="/h", project='/p/"q')
     assert "a {b}" in words
     assert not re.search(r"\{(project|home)\}", " ".join(words))
+
+
+def test_the_row_of_the_documents_is_one() -> None:
+    """With its login, whose ports are numbers."""
+    text = (Path(__file__).parents[3] / "docs" / "coding-agents.md").read_text()
+    rows = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["agents"]
+    read = {name: read_row(name, fields, where=name) for name, fields in rows.items()}
+    assert read["mine"].login is not None
+    assert read["mine"].login.callback_ports == (1455,)
