@@ -136,10 +136,11 @@ def _copied(row: CodingAgent, home: str) -> Iterator[tuple[str, str, Any]]:
             continue
         text = os.fsdecode(data)
         if len(data) <= MOST_COPIED_BYTES and not any(value in text for value in values):
-            yield from _copy(f"{home}/{path}", text, keys)
+            yield from _copy(f"{home}/{path}", text, keys, row.first_files.get(path, ""))
 
 
-def _copy(path: str, text: str, keys: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
+def _copy(path: str, text: str, keys: tuple[str, ...], first: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield the row for a copy; that of TOML ends with the text of the row's first file."""
     if not keys:
         yield path, "copy", text
         return
@@ -152,4 +153,4 @@ def _copy(path: str, text: str, keys: tuple[str, ...]) -> Iterator[tuple[str, st
         yield path, "json", chosen
     else:
         plain = {key: value for key, value in chosen.items() if isinstance(value, str | int | bool)}
-        yield path, "copy", "".join(f"{key} = {json.dumps(value)}\n" for key, value in plain.items())
+        yield path, "copy", "".join(f"{key} = {json.dumps(value)}\n" for key, value in plain.items()) + first

@@ -36,7 +36,7 @@ _GEMINI_SETTINGS = (
 )
 _QWEN_SETTINGS = (
     '{"security": {"folderTrust": {"enabled": false}}, "privacy": {"usageStatisticsEnabled": false}, '
-    '"general": {"enableAutoUpdate": false}}'
+    '"general": {"enableAutoUpdate": false}, "$version": 4}'
 )
 _USES_KEY = '{"security": {"auth": {"selectedType": "%s"}}}'
 _CODEX_OFF = tuple(
@@ -45,8 +45,9 @@ _CODEX_OFF = tuple(
         "check_for_update_on_startup",
         "analytics.enabled",
         "tui.show_tooltips",
-        "features.apps",
-        "features.plugins",  # apps are the connectors of an account
+        "features.apps",  # the connectors of an account
+        "features.plugins",
+        "skills.bundled.enabled",  # else it writes its own skills into its home, among those that are reviewed
     )
     for word in ("-c", f"{key}=false")
 )
@@ -86,7 +87,10 @@ TABLE: Mapping[str, CodingAgent] = {
             ),
             hosts=("api.anthropic.com", "claude.ai", "claude.com", "platform.claude.com"),
             telemetry=("http-intake.logs.us5.datadoghq.com", "browser-intake-us5-datadoghq.com"),
-            first_files={".claude.json": _CLAUDE_SETTINGS},
+            first_files={
+                ".claude.json": _CLAUDE_SETTINGS,
+                ".claude/settings.json": '{"skipDangerousModePermissionPrompt": true}',
+            },
             key_files={"ANTHROPIC_API_KEY": {".claude.json": _CLAUDE_KEY}},
             shown=(".claude/skills", ".claude/agents", ".claude/commands"),
             copied={
@@ -121,6 +125,7 @@ TABLE: Mapping[str, CodingAgent] = {
             ),
             hosts=("api.openai.com", "chatgpt.com", "auth.openai.com"),
             telemetry=("ab.chatgpt.com", "raw.githubusercontent.com"),
+            first_files={".codex/config.toml": "[tui]\nscreen_reader_detection_done = true\n"},  # else it notes that
             key_files={"OPENAI_API_KEY": {".codex/auth.json": '{"OPENAI_API_KEY": "{OPENAI_API_KEY}"}'}},
             shown=(".codex/skills", ".codex/prompts"),
             copied={
@@ -175,7 +180,7 @@ TABLE: Mapping[str, CodingAgent] = {
             key_files={"OPENAI_API_KEY": {".qwen/settings.json": _USES_KEY % "openai"}},
             shown=(".qwen/commands", ".qwen/skills", ".qwen/agents"),
             copied={".qwen/QWEN.md": (), ".qwen/settings.json": ("model", "ui")},
-            state_to_review=(".qwen/settings.json", ".qwen/QWEN.md", ".qwen/extensions/**", ".qwen/hooks/**"),
+            state_to_review=(".qwen/settings.json", ".qwen/QWEN.md", ".qwen/extensions/*/**", ".qwen/hooks/**"),
             instructions=".qwen/QWEN.md",
         ),
         CodingAgent(
@@ -274,7 +279,7 @@ TABLE: Mapping[str, CodingAgent] = {
             shown=(".copilot/skills", ".copilot/agents"),
             copied={".copilot/copilot-instructions.md": (), ".copilot/settings.json": ("model", "theme")},
             state_to_review=(
-                ".copilot/settings.json", ".copilot/config.json", ".copilot/mcp-config.json",
+                ".copilot/settings.json", ".copilot/mcp-config.json",
                 ".copilot/copilot-instructions.md", ".copilot/installed-plugins/**",
             ),
             instructions=".copilot/copilot-instructions.md",
