@@ -113,7 +113,7 @@ def test_rows_of_the_table_are_whole(row: CodingAgent) -> None:
 def test_the_row_of_the_documents_is_one() -> None:
     """With its login, whose ports are numbers."""
     text = (Path(__file__).parents[3] / "docs" / "coding-agents.md").read_text()
-    rows = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["agents"]
+    rows = yaml.safe_load(text.partition("```yaml\nagents:\n")[2].partition("```")[0])
     read = {name: read_row(name, fields, where=name) for name, fields in rows.items()}
     assert read["mine"].login is not None
     assert read["mine"].login.callback_ports == (1455,)
