@@ -165,6 +165,15 @@ class _Carrying:
 
     async def run(self, *, is_new: bool) -> int | Detached:
         """Return the exit code of the process, or why it was detached."""
+        from .run import conclude
+
+        end = await self._carried(is_new=is_new)
+        if isinstance(end, Detached):
+            return end
+        conclude(end, as_json=False, tells_network=False)
+        return exit_code_of(end)
+
+    async def _carried(self, *, is_new: bool) -> Result | Detached:
         with _RawTerminal() as self._terminal, self._signals():
             try:
                 if not is_new:
@@ -173,10 +182,10 @@ class _Carrying:
             finally:
                 for task in self._tasks:
                     task.cancel()
-                with suppress(OSError):
+                with suppress(OSError):  # the terminal is still raw: its answers to questions are not shown
                     _put_back(self._shown.modes)
 
-    async def _carry(self) -> int | Detached:
+    async def _carry(self) -> Result | Detached:
         ending = asyncio.ensure_future(self._end())
         self._start(self._pass_in())
         self._start(self._resized())
@@ -189,17 +198,12 @@ class _Carrying:
         finally:
             ending.cancel()
 
-    async def _end(self) -> int | Detached:
+    async def _end(self) -> Result | Detached:
         await self._pass_out()
         try:
-            result: Result = await self._process.wait()
+            return await self._process.wait()
         except TakenOver:
             return Detached("taken")
-        from .run import conclude
-
-        self._terminal.restore()
-        conclude(result, as_json=False, tells_network=False)
-        return exit_code_of(result)
 
     def _start(self, work: Any) -> None:  # noqa: ANN401 - a coroutine
         task = asyncio.ensure_future(work)
