@@ -13,17 +13,17 @@ file=toolchains/$name/package-lock.json
 [[ -z $python ]] || file=requirements/agents/$name.txt
 lock=$name-$(sha256sum "$file" | cut -c1-12)
 cache=$shared
-[[ $EUID == 0 || -d $shared/$lock ]] || cache=~/.cache/cloche-agents
+[[ $EUID == 0 || -e $shared/$lock/is-whole ]] || cache=~/.cache/cloche-agents
 cache=${CLOCHE_TEST_AGENTS:-$cache}
 target=$cache/$lock
 
 link() { [[ ! -f $1 ]] || ln -f "$1" "$2"; }
 
 install_from_npm() {
-    cp "toolchains/$name"/package*.json "$made"
+    cp "toolchains/$name"/package*.json "$target"
     # Not `npm ci`, which wants the packages for all machines in the lock, also those that an index lacks.
-    npm install --no-save --prefix "$made" --ignore-scripts --no-audit --no-fund --loglevel=error >&2
-    modules=$made/node_modules machine=linux-$(node -p process.arch)
+    npm install --no-save --prefix "$target" --ignore-scripts --no-audit --no-fund --loglevel=error >&2
+    modules=$target/node_modules machine=linux-$(node -p process.arch)
     link "$modules/@anthropic-ai/claude-code-$machine/claude" "$modules/@anthropic-ai/claude-code/bin/claude.exe"
     link "$modules/opencode-$machine/bin/opencode" "$modules/opencode-ai/bin/opencode.exe"
 }
@@ -35,17 +35,21 @@ install_from_index() {
         if [[ -x $one ]]; then break; fi
     done
     [[ -n $one ]] || exit 77
-    .venv/bin/uv venv --quiet --relocatable --python "$one" "$made/venv"
-    .venv/bin/uv pip sync --quiet --require-hashes --compile-bytecode --python "$made/venv" "$file"
+    .venv/bin/uv venv --quiet --python "$one" "$target/venv"
+    .venv/bin/uv pip sync --quiet --require-hashes --compile-bytecode --python "$target/venv" "$file"
 }
 
-if [[ ! -d $target ]]; then
-    echo "agents: installing $name into $target" >&2
+if [[ ! -e $target/is-whole ]]; then
     mkdir -p "$cache"
-    made=$(mktemp -d "$cache/.XXXXXX")
-    trap 'rm -rf "$made"' EXIT
+    exec 9>"$cache/lock"
+    flock 9 # another one may be at it
+fi
+if [[ ! -e $target/is-whole ]]; then
+    echo "agents: installing $name into $target" >&2
+    rm -rf "$target"
+    mkdir -p "$target"
     if [[ -n $python ]]; then install_from_index; else install_from_npm; fi
-    chmod -R go=rX "$made"
-    mv -T "$made" "$target" 2>/dev/null || [[ -d $target ]] # another one was first
+    chmod -R go=rX "$target"
+    touch "$target/is-whole"
 fi
 if [[ -n $python ]]; then echo "$target/venv/bin"; else echo "$target/node_modules/.bin"; fi

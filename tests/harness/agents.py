@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -30,7 +31,8 @@ PASTE_S = 0.3  # what is typed faster than this before a Return is taken for a p
 class Agent:
     """Say which package an agent is from, its variables with the hosts whose values they have, and how it looks.
 
-    `ready` is what the screen shows when it takes a prompt, `leave` what ends it. Without `package` it is a test's.
+    `ready` is what the screen shows when it takes a prompt, `leave` what ends it. Without `package` it is a test's;
+    several are parted by commas.
     """
 
     name: str
@@ -38,21 +40,33 @@ class Agent:
     ready: str
     leave: str
     package: str = "agents"
+    arguments: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
 
+ANTHROPIC = {"ANTHROPIC_API_KEY": "api.anthropic.com"}
+OPENAI = {"OPENAI_API_KEY": "api.openai.com"}
+GOOGLE = {"GEMINI_API_KEY": "generativelanguage.googleapis.com"}
+QWEN = ("--", "--openai-base-url", "https://api.openai.com/v1", "--model", "gpt-5")
 AGENTS: Mapping[str, Agent] = {
     agent.name: agent
     for agent in (
-        Agent("claude", {"ANTHROPIC_API_KEY": "api.anthropic.com"}, "bypass permissions on", "/exit"),
-        Agent("codex", {"OPENAI_API_KEY": "api.openai.com"}, "YOLO mode", "/quit"),
+        Agent("claude", ANTHROPIC, "bypass permissions on", "/exit"),
+        Agent("codex", OPENAI, "YOLO mode", "/quit"),
+        Agent("gemini", GOOGLE, "Type your message", "/quit", "more-agents"),
+        Agent("qwen", OPENAI, "Type your message", "/quit", "more-agents,node 3.11", QWEN),
+        Agent("opencode", ANTHROPIC, "Ask anything", "/exit", "more-agents"),
+        Agent("mini-swe-agent", OPENAI, "What do you want to do", "/exit", "mini_swe_agent 3.11"),
+        Agent("openhands", OPENAI, "Type your message", "/exit", "openhands 3.12"),
     )
 }
 
 
 def programs(package: str) -> str:
-    """Return the folder of the programs of a lock, which are installed unless they are there."""
-    done = subprocess.run(["scripts/agents.sh", package], cwd=ROOT, capture_output=True, text=True, check=False)
+    """Return the folder of the programs of a lock (and its Python), which are installed unless they are there."""
+    done = subprocess.run(
+        ["scripts/agents.sh", *package.split()], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         pytest.skip(f"missing: coding agents: {done.stderr.strip()[-300:]}")
     return done.stdout.strip()
@@ -63,7 +77,7 @@ class Host:
 
     def __init__(self, world: World, agent: Agent, state: Path | None = None) -> None:
         self.world, self.agent = world, agent
-        path = os.pathsep.join([*([programs(agent.package)] if agent.package else []), SYSTEM_PATH])
+        path = os.pathsep.join([*map(programs, filter(None, agent.package.split(","))), SYSTEM_PATH])
         keys = {name: VALUES[host] for name, host in agent.secrets.items()}
         # Sockets are where nobody else looks for sandboxes: other tests end those of this machine.
         own = {"XDG_RUNTIME_DIR": f"{HOME}/run"}
@@ -87,23 +101,39 @@ class Host:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def deny(self, host: str, screen: Screen) -> None:
-        """Wait for a question about a host, the only one, and say no, as a user does in a second terminal."""
-        deadline, queue = time.monotonic() + PATIENCE_S, ApprovalQueue(self.env[APPROVALS])
-        while not (waiting := queue.waiting()):
+    def deny(self, host: str, screen: Screen) -> list[str]:
+        """Say no to each question, as a user does in a second terminal, until one about this host; return all hosts."""
+        deadline, queue, hosts = time.monotonic() + PATIENCE_S, ApprovalQueue(self.env[APPROVALS]), []
+        while host not in hosts:
             assert time.monotonic() < deadline, f"nothing asks for {host}:\n{screen.all()}"
+            for entry in queue.waiting():
+                queue.decide(entry.number, Decision(is_approved=False, by="a test"))
+                hosts.append(entry.request.arguments["host"])
             time.sleep(POLL_S)
-        asked = [entry.request.arguments["host"] for entry in waiting]
-        assert asked == [host], asked
-        queue.decide(waiting[0].number, Decision(is_approved=False, by="a test"))
+        return hosts
 
     @contextmanager
     def window(self, folder: Path, socket: Path, *words: str, columns: int = 100, rows: int = 40) -> Iterator[Screen]:
         """Start `cloche agent` with the agent in a window; at the end nothing of it is left."""
         screen = Screen(
-            socket, self.words(folder, *CLOCHE, "agent", self.agent.name, *words), columns=columns, rows=rows
-        )
+            socket, self.words(folder, *CLOCHE, "agent", self.agent.name, *words, *self.agent.arguments),
+            columns=columns, rows=rows,
+        )  # fmt: skip
         try:
+            yield screen
+        finally:
+            screen.close()
+            self.end(folder)
+
+    @contextmanager
+    def shell(self, folder: Path, socket: Path, *, columns: int, rows: int) -> Iterator[Screen]:
+        """Start a shell in a window, in which `cloche` is a command."""
+        named = f"cloche() {{ {shlex.join(CLOCHE)} \"$@\"; }}; PS1='$ '; unset PROMPT_COMMAND; clear"
+        screen = Screen(socket, self.words(folder, "bash", "--norc", "--noprofile"), columns=columns, rows=rows)
+        try:
+            screen.see("#", "$")
+            screen.type(named, "Enter")
+            screen.wait(lambda shown: shown.strip() == "$", "a prompt")
             yield screen
         finally:
             screen.close()

@@ -93,7 +93,14 @@ TOOLS: Mapping[str, Mapping[str, Json | str]] = {
         "Edit": {"file_path": "{path}", "old_string": "{old}", "new_string": "{new}"},
         "exec": "text(await tools.apply_patch({patch}))",
         "replace": {"file_path": "{path}", "old_string": "{old}", "new_string": "{new}", "instruction": "Mend it"},
-        "edit": {"filePath": "{path}", "oldString": "{old}", "newString": "{new}"},
+        "edit": {
+            "filePath": "{path}",
+            "oldString": "{old}",
+            "newString": "{new}",  # opencode
+            "file_path": "{path}",
+            "old_string": "{old}",
+            "new_string": "{new}",  # qwen
+        },
         "str_replace": {"path": "{path}", "old_str": "{old}", "new_str": "{new}"},
         "file_editor": {"command": "str_replace", "path": "{path}", "old_str": "{old}", "new_str": "{new}"},
     },
