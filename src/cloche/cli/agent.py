@@ -113,6 +113,7 @@ async def _run_agent(launch: Launch, ending: Ending, *, as_json: bool) -> int:
 
 async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Ending, *, is_settled: bool) -> int:
     """Start the agent on this terminal, or attach to the one that runs; then review what it has changed."""
+    from cloche.coding_agents.conversations import has_conversation
     from cloche.coding_agents.terminal_note import process_of
 
     from ._agent_attach import tell_end
@@ -132,7 +133,7 @@ async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Endi
     else:
         if not is_settled:
             settle_state(place, launch.row)
-        resumes = bool(kept) and not launch.options.arguments
+        resumes = bool(kept) and not launch.options.arguments and has_conversation(place.home, launch.row)
         command, env = launch.command(resumes=resumes), launch.environment()
         end = await run_agent_terminal(sandbox, command, env, launch.cwd, state=place.state)
     if isinstance(end, Detached):

@@ -193,7 +193,7 @@ _FIELDS: Mapping[str, tuple[str, Read]] = {
     **_same(_files, "first_files"),
     **_same(_key_files, "key_files"),
     **_same(_copied, "copied"),
-    **_same(_paths, "shown", "state_to_review"),
+    **_same(_paths, "shown", "state_to_review", "conversations"),
     **_same(_path, "instructions"),
     **_same(parse_cpus, "cpus"),
     **_same(_major, "pids"),

@@ -57,7 +57,8 @@ class CodingAgent:
     `program` is looked for on the user's PATH, then among what `cloche agent install` installed. `tools` are programs
     that it uses, shown if the host has them. `arguments` switch off its own sandbox, `without_questions` its own
     questions; `for_prompt` has `{prompt}`, and runs it once without a terminal: words of `without_questions` in it are
-    not repeated before it; `to_resume` goes on with the last conversation of the folder. `env` are variables inside.
+    not repeated before it; `to_resume` goes on with the last conversation of the folder, if there is a
+    file of `conversations`, patterns of one name each, or these are not known. `env` are variables inside.
 
     `secrets` are names of the user's variables that become secrets, if they are set; each has a row in `PROVIDERS`, or
     its hosts behind `@`. `login` is its own login. `hosts` are those it needs beside those of its secrets; `telemetry`
@@ -83,6 +84,7 @@ class CodingAgent:
     without_questions: tuple[str, ...] = ()
     for_prompt: tuple[str, ...] = ("{prompt}",)
     to_resume: tuple[str, ...] = ()
+    conversations: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     login: Login | None = None

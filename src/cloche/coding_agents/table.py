@@ -74,6 +74,7 @@ TABLE: Mapping[str, CodingAgent] = {
             without_questions=("--dangerously-skip-permissions",),
             for_prompt=("--print", "{prompt}"),
             to_resume=("--continue",),
+            conversations=(".claude/projects/*/*.jsonl",),
             env={
                 "IS_SANDBOX": "1", "DISABLE_TELEMETRY": "1", "DISABLE_ERROR_REPORTING": "1", "DISABLE_AUTOUPDATER": "1",
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "ENABLE_CLAUDEAI_MCP_SERVERS": "false",
