@@ -212,11 +212,9 @@ def test_commands_run_inside_and_edits_outside(place: Place) -> None:
 def test_without_a_sandbox_nothing_runs(missing: str, place: Place) -> None:
     """The command of the agent does not run on the host."""
     state = place.home / ".local/state/cloche"
-    if missing == "the sandbox":
+    if missing == "the sandbox" or place.agent.hook_file.startswith(".codex"):  # codex ignores a hook that was changed
         state.rename(place.home / "state")
         state.write_text("no folder")
-    elif place.agent.hook_file.startswith(".codex"):
-        pytest.skip("codex ignores a hook that was changed: it has the hash of its text")
     else:
         settings = place.home / place.agent.hook_file
         settings.write_text(settings.read_text().replace(sys.executable, "/gone/python3"))
