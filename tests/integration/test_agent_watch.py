@@ -149,6 +149,17 @@ def test_an_agent_whose_home_grows_too_large_is_stopped(place: AgentPlace) -> No
     assert archives.pending_archive(place) is not None
 
 
+def test_a_process_that_outlives_its_command_does_not_fill_the_home(place: AgentPlace) -> None:
+    """No process of the list has it: the work is saved, and the sandbox ends."""
+    OPENED.append(sandbox := cloche.Sandbox(name=place.sandbox, keep="10m", workspace=place.folder).open())
+    sandbox.exec(shell="echo work > work; setsid sh -c 'while :; do :; done' > /dev/null 2>&1 &")
+    (Path(place.home) / "much").write_bytes(b"x" * (2 << 20))
+    start_watch(place, WatchSettings(state_bytes=1 << 20, poll_s=0.05, idle_s=0.3))
+    until(lambda: not is_open(place) and not is_watched(place))
+    assert "remove files in" in watched(place).stopped
+    assert restored(place) == "work\n"
+
+
 @pytest.mark.soak
 def test_a_storm_of_kills_loses_no_save(place: AgentPlace) -> None:
     """Keeper, watcher or both are killed at any moment, also in the midst of a save; each start has the last save."""

@@ -38,7 +38,7 @@ def settle_state(place: AgentPlace, row: CodingAgent, read: Callable[[str], str]
     for change in found.changes[:MOST_ROWS]:
         say(f"{SIGNS[change.what]} {escape_name(change.path)}{f' ({escape_line(change.note)})' if change.note else ''}")
     for pattern in found.cut:
-        say(f"{pattern} has more files than are compared; whatever is in the others is not shown")
+        say(f"{pattern} has more files than are compared, or a folder that cannot be read; not all is shown")
     if read is input and not os.isatty(0):
         return
     _ask(place, row, found, read)

@@ -122,7 +122,7 @@ MOST_SOCKETS, MOST_HOME, MOST_TABLE_BYTES = 300, 200, 1 << 20
 MOST_LINES_BYTES, MOST_HOW_CHARS, MOST_TOLD = 2 << 20, 120, 4
 TIMEOUT_S = 20.0
 LEAST_CHARS = 8  # of a value that is looked for: a shorter one may stand anywhere
-_INTERPRETER = os.path.realpath(sys.executable)  # which a sandbox shows, read-only
+INTERPRETER = os.path.realpath(sys.executable)  # which a sandbox shows, read-only
 # Addresses for documents (RFC 5737, RFC 3849), a private one, and those of metadata services.
 _DOCUMENT, _PRIVATE = ("203.0.113.1", "2001:db8::1"), ("10.255.255.254", "fd00::1")
 _METADATA, _METADATA6 = ("169.254.169.254", "100.100.100.200"), "fd00:ec2::254"
@@ -273,7 +273,7 @@ def _text(orders: Sequence[Order], *, is_inside: bool) -> str:
 
 async def _inside(sandbox: AsyncSandbox, orders: Sequence[Order]) -> tuple[list[tuple[str, str]], float]:
     """Return state and how of each order, and the seconds."""
-    command = [_INTERPRETER, "-I", "-S", "-"]
+    command = [INTERPRETER, "-I", "-S", "-"]
     started = time.perf_counter()
     result = await sandbox.exec(command, stdin=_text(orders, is_inside=True), cwd="/", timeout=TIMEOUT_S)
     seconds = time.perf_counter() - started

@@ -15,6 +15,7 @@ from cloche.core.errors import SandboxFileError, StartFailed
 from cloche.core.escape import escape_line
 from cloche.execution.sandbox import AsyncSandbox
 
+from .boundaries import INTERPRETER
 from .limits_text import with_limits
 from .row import CodingAgent
 
@@ -81,7 +82,8 @@ async def write_home_files(
     if row.instructions:
         rows = await _with_limits(sandbox, rows, f"{home}/{row.instructions}", limits)
     if rows:
-        result = await sandbox.exec(["python3", "-I", "-c", _WRITES], stdin=json.dumps(rows))
+        command = [INTERPRETER, "-I", "-S", "-c", _WRITES]  # the host's: what PATH leads to may be the guest's
+        result = await sandbox.exec(command, stdin=json.dumps(rows), cwd="/")
         if not result.ok:
             lines = result.stderr.strip().splitlines()[-1:]
             raise StartFailed(f"agent: its home folder: {escape_line(''.join(lines))}", step="home")

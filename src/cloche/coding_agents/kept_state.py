@@ -36,9 +36,11 @@ MOST_ACCEPTED_BYTES, MOST_DIFF_CHARS, MOST_STEPS = 256 << 20, 64 << 10, 200_000
 # Files by which any program in the home folder runs something.
 EVERYWHERE = (
     ".profile", ".bashrc", ".bash_profile", ".bash_login", ".bash_aliases", ".zshrc", ".zshenv", ".zprofile",
-    ".gitconfig", ".config/git/**", ".npmrc", ".pypirc", ".pythonrc", ".config/fish/**",
+    ".gitconfig", ".config/git/**", ".npmrc", ".pypirc", ".pythonrc", ".config/fish/**", ".ssh/config",
+    ".cargo/config", ".cargo/config.toml", ".local/bin/*", ".local/lib/python*/site-packages/*.pth",
+    ".local/lib/python*/site-packages/*customize.py",
 )  # fmt: skip
-_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG, errno.EACCES)
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +121,18 @@ def own_writes(place: AgentPlace, row: CodingAgent) -> Iterator[None]:
     accepted, before = _read_accepted(place), _read_state(place, row).files
     yield
     after = _read_state(place, row).files
+    changed = {path for path in {*accepted, *before} if not _is_same(accepted.get(path), before.get(path))}
     for path in {*accepted, *before, *after}:
-        was, old = before.get(path), accepted.get(path)
-        if was is None if old is None else old.is_same(was):
+        if changed.isdisjoint((path, path.partition("#")[0])):  # keys may come from what was a link, or no JSON
             if path in after:
                 accepted[path] = after[path]
             else:
                 accepted.pop(path, None)
     _write_accepted(place, accepted)
+
+
+def _is_same(old: KeptFile | None, new: KeptFile | None) -> bool:
+    return new is None if old is None else old.is_same(new)
 
 
 def restore_state(place: AgentPlace, row: CodingAgent) -> tuple[str, Mapping[str, str]]:
@@ -216,7 +222,9 @@ class _Reading:
                 return []
             with os.scandir(fd) as entries:
                 names = [entry.name for entry in islice(entries, MOST_NAMES + 1 - self.names)]
-        except OSError:
+        except OSError as error:
+            if error.errno not in _MISSING:  # the guest has made it unreadable: a program may know the names
+                self._cut()
             return []
         self.names += len(names)
         return sorted(names)
@@ -225,9 +233,9 @@ class _Reading:
         try:
             return self.tree.look(path)
         except OSError as error:
-            if error.errno in _MISSING:
-                return None
-            raise
+            if error.errno not in _MISSING:
+                self._cut()
+            return None
 
     def _add(self, path: str, facts: os.stat_result, keys: str) -> None:
         self.files += 1

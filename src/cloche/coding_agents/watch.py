@@ -200,6 +200,7 @@ class Watcher:
         self._sample: Sample | None = None
         self._next_size = 0.0
         self._ending, self._gone = asyncio.Event(), asyncio.Event()
+        self._ends_sandbox = False
 
     async def run(self) -> None:
         """Watch until the sandbox ends, or this process is asked to end; then save a last time."""
@@ -220,6 +221,9 @@ class Watcher:
         finally:
             hearing.cancel()
             writer.close()  # whereupon the keeper goes on
+        if self._ends_sandbox:
+            with suppress(ClocheError, OSError):
+                await self._ask("end")
 
     async def _hear(self, reader: asyncio.StreamReader) -> None:
         frames = wire.FrameBuffer()
@@ -249,7 +253,7 @@ class Watcher:
         if before is not None and not self._sample.is_attached:
             await self._notify(before, running)
         if self._sample.at >= self._next_size and (before is None or before != replace(self._sample, at=before.at)):
-            await self._check_size(running)
+            await self._check_size(running, int(usage["processes"]))
 
     async def _save(self, reason: str) -> None:
         began = time.monotonic()
@@ -276,8 +280,11 @@ class Watcher:
 
     # The size of the agent's home folder.
 
-    async def _check_size(self, running: list[dict[str, Any]]) -> None:
-        """Stop the agent where its home folder holds more than it may; the next look takes a fiftieth of the time."""
+    async def _check_size(self, running: list[dict[str, Any]], processes: int) -> None:
+        """Stop the agent where its home folder holds more than it may; the next look takes a fiftieth of the time.
+
+        If only processes are left that outlive their command, none can be named: the sandbox is ended.
+        """
         found = await asyncio.to_thread(folder_size, self._place.home)
         self._next_size = time.monotonic() + max(self._settings.idle_s, 50 * found.seconds)
         stopped = ""
@@ -289,6 +296,9 @@ class Watcher:
             await self._save("the agent is stopped")
             for row in running:
                 await asyncio.to_thread(visit, self._entry, "kill", id=str(row["id"]))
+            if processes and not running:
+                self._ends_sandbox = True
+                self._ending.set()
         self._note(state_bytes=found.size, is_state_whole=found.is_whole, stopped=stopped or self._noted.stopped)
         if stopped:
             await self._show("was stopped: its home folder is too large")

@@ -103,6 +103,35 @@ def test_own_writes_are_no_change_and_hide_none(place: AgentPlace) -> None:
     assert told(place) == [("modified", ".claude/CLAUDE.md")]
 
 
+def test_a_link_that_a_start_replaces_by_what_it_leads_to_is_not_accepted(place: AgentPlace) -> None:
+    """The user has left it undecided; then the values at its keys are shown."""
+    write(place, ".evil.json", json.dumps({"mcpServers": {"evil": {}}}))
+    Path(place.home, ".claude.json").unlink()
+    Path(place.home, ".claude.json").symlink_to(".evil.json")
+    with own_writes(place, CLAUDE):
+        Path(place.home, ".claude.json").unlink()
+        Path(place.home, ".evil.json").rename(Path(place.home, ".claude.json"))
+    assert told(place) == [("modified", ".claude.json#mcpServers")]
+
+
+@pytest.mark.both_users
+def test_a_folder_that_cannot_be_listed_hides_nothing_unnoticed(place: AgentPlace) -> None:
+    """Git reads the files there, whose names it knows."""
+    write(place, ".config/git/config", "[core]\n")
+    folder = Path(place.home, ".config/git")
+    folder.chmod(0o311)
+    shown = state_changes(place, CLAUDE)
+    folder.chmod(0o755)
+    assert shown.cut == (".config/git/**",) if os.geteuid() else shown.changes
+
+
+@pytest.mark.parametrize("path", [".local/bin/git", ".local/lib/python3.12/site-packages/sitecustomize.py"])
+def test_what_programs_of_the_next_session_start_with_is_shown(place: AgentPlace, path: str) -> None:
+    """The folder is the first one on PATH inside, and Python imports such a module by itself."""
+    write(place, path, "evil\n")
+    assert told(place) == [("added", path)]
+
+
 def test_a_hostile_home_costs_a_bound_and_is_read_through_no_link(
     place: AgentPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
