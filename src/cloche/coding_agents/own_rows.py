@@ -186,7 +186,7 @@ _FIELDS: Mapping[str, tuple[str, Read]] = {
     **_same(_text, "title"),
     **_same(_program, "program"),
     **_same(_package, "package"),
-    **_same(_texts, "tools", "arguments", "without_questions", "for_prompt", "to_resume", "secrets"),
+    **_same(_texts, "tools", "arguments", "without_questions", "for_prompt", "to_resume", "passed", "secrets"),
     **_same(_env, "env"),
     **_same(_login, "login"),
     **_same(parse_hosts, "hosts", "telemetry"),

@@ -130,7 +130,7 @@ def environment(
 
     Folders of the project on the user's own PATH come first, as in an environment that is activated there.
     """
-    passed = {name: variables[name] for name in PASSED if variables.get(name)}
+    passed = {name: variables[name] for name in (*PASSED, *row.passed) if variables.get(name)}
     if _is_below(variables.get("VIRTUAL_ENV", ""), project):
         passed["VIRTUAL_ENV"] = variables["VIRTUAL_ENV"]
     own = [folder for folder in variables.get("PATH", "").split(os.pathsep) if _is_below(folder, project)]

@@ -58,7 +58,8 @@ class CodingAgent:
     that it uses, shown if the host has them. `arguments` switch off its own sandbox, `without_questions` its own
     questions; `for_prompt` has `{prompt}`, and runs it once without a terminal: words of `without_questions` in it are
     not repeated before it; `to_resume` goes on with the last conversation of the folder, if there is a
-    file of `conversations`, patterns of one name each, or these are not known. `env` are variables inside.
+    file of `conversations`, patterns of one name each, or these are not known. `env` are variables inside,
+    `passed` names of the user's own that are passed on: never those of secrets.
 
     `secrets` are names of the user's variables that become secrets, if they are set; each has a row in `PROVIDERS`, or
     its hosts behind `@`. `login` is its own login. `hosts` are those it needs beside those of its secrets; `telemetry`
@@ -86,6 +87,7 @@ class CodingAgent:
     to_resume: tuple[str, ...] = ()
     conversations: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    passed: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     login: Login | None = None
     hosts: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cloche.coding_agents.own_rows import _FIELDS, _LOGIN, _PACKAGE, agent_named, known_agents, read_row
-from cloche.coding_agents.plan import AgentOptions, Program, command
+from cloche.coding_agents.plan import AgentOptions, Program, command, environment
 from cloche.coding_agents.row import CodingAgent, Login, Package
 from cloche.coding_agents.table import TABLE
 from cloche.config.readers import parse_hosts
@@ -117,3 +117,13 @@ def test_the_row_of_the_documents_is_one() -> None:
     read = {name: read_row(name, fields, where=name) for name, fields in rows.items()}
     assert read["mine"].login is not None
     assert read["mine"].login.callback_ports == (1455,)
+
+
+def test_the_choice_of_a_model_is_passed_on_and_no_secret() -> None:
+    """What the row names of the user's variables comes inside as it is; nothing else of them."""
+    row = TABLE["openhands"]
+    theirs = {"LLM_MODEL": "gpt-5", "LLM_API_KEY": "sk-0123456789", "OTHER": "x"}
+    inside = environment(row, Program(words=("x",)), "/home/you", "/project", "/bin", theirs)
+    assert {name: value for name, value in inside.items() if name in theirs} == {"LLM_MODEL": "gpt-5"}
+    secrets = {name.partition("@")[0] for one in TABLE.values() for name in one.secrets}
+    assert not secrets & {name for one in TABLE.values() for name in one.passed}
