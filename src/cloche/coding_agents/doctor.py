@@ -145,7 +145,8 @@ async def _like_its_own(launch: Launch) -> AsyncIterator[AsyncSandbox]:
         keywords.pop(name)
     place = replace(launch.place, agent="doctor", number=secrets.randbits(32))
     login = await asyncio.to_thread(login_of, launch.row)
-    sandbox = AsyncSandbox(**{**keywords, "secrets": login.added_to(keywords["secrets"])})
+    all_keywords: Any = {**keywords, "secrets": login.added_to(keywords["secrets"])}
+    sandbox = AsyncSandbox(**all_keywords)
     try:
         give_home(sandbox, place.home, launch.home)
         give_host_ports(sandbox, launch.options.host_ports)
@@ -166,7 +167,8 @@ def _tools(launch: Launch) -> Iterator[Requirement]:
     shown: Mapping[str, str] = {}
     with suppress(InvalidRequest):
         shown = find_agent(row, launch.place.folder).tools
-    for name in dict.fromkeys([*([interpreter] if interpreter else []), *row.tools]):
+    names: list[str] = [*([interpreter] if interpreter else []), *row.tools]
+    for name in dict.fromkeys(names):
         path, is_needed = shown.get(name) or find_program(name, search), name in (interpreter, "git")
         if path is None:
             yield Requirement(

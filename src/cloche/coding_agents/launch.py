@@ -156,7 +156,8 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
     if launch.row.login is not None and not has_login and not keywords["secrets"]:
         tell(f"no key is set, and there is no login; make one for all projects: cloche agent login {launch.row.name}")
     login = await asyncio.to_thread(login_of, launch.row)
-    sandbox = AsyncSandbox(**{**keywords, "secrets": login.added_to(keywords["secrets"])})
+    all_keywords: Any = {**keywords, "secrets": login.added_to(keywords["secrets"])}
+    sandbox = AsyncSandbox(**all_keywords)
     give_home(sandbox, launch.place.home, launch.home)
     give_host_ports(sandbox, launch.options.host_ports)
     give_why(sandbox, launch.limits(sandbox))

@@ -8,6 +8,7 @@ import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.record import dataclass, replace
@@ -65,8 +66,9 @@ async def opened_to_log_in(name: str) -> AsyncIterator[LoginSandbox]:
         keys = ", ".join(launch.row.secrets)
         raise InvalidRequest(f"agent login: no login of {launch.row.title} is known; set one of its keys: {keys}")
     agent_login = await asyncio.to_thread(login_of, launch.row, takes_login=True)
-    keywords = {key: value for key, value in launch.keywords().items() if key not in _OF_A_PROJECT}
-    sandbox = AsyncSandbox(**{**keywords, "secrets": agent_login.secrets, "on_network": "refuse"})
+    keywords: Any = {key: value for key, value in launch.keywords().items() if key not in _OF_A_PROJECT}
+    keywords |= {"secrets": agent_login.secrets, "on_network": "refuse"}
+    sandbox = AsyncSandbox(**keywords)
     place = replace(launch.place, agent="login", number=secrets.randbits(32))
     try:
         give_home(sandbox, place.home, launch.home)

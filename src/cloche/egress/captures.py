@@ -47,8 +47,9 @@ class Placeholders(Protocol):
 
     reading: WeakSet[CapturedAnswer]
 
-    def placeholder(self, login: str, capture: Capture, field: str, text: str) -> str:
+    def placeholder(self, login: str, capture: Capture, field: str, text: str, /) -> str:
         """Return what stands for a text in a field. Raises AnswerRefused for one that cannot be a value."""
+        ...
 
 
 class Captures:

@@ -85,15 +85,15 @@ class Edits(Protocol):
         """Return the head of a request for upstream, with its method as it was. Raises Rejected."""
         ...
 
-    def body_edit(self, head: RequestHead) -> BodyEdit | None:
+    def body_edit(self, head: RequestHead, /) -> BodyEdit | None:
         """Return what changes the body of an edited request; None where it passes as it comes. Raises Rejected."""
         ...
 
-    def answer_edit(self, head: RequestHead) -> AnswerEdit | None:
+    def answer_edit(self, head: RequestHead, /) -> AnswerEdit | None:
         """Return what changes the answer to an edited request; None where it passes as it is."""
         ...
 
-    def message_edit(self, head: RequestHead) -> StreamEdit | None:
+    def message_edit(self, head: RequestHead, /) -> StreamEdit | None:
         """Return what changes the guest's bytes on a web socket; None where they pass as they are."""
         ...
 

@@ -133,7 +133,7 @@ class AnswerEdit(Protocol):
     @property
     def keeps_length(self) -> bool: ...
 
-    def head(self, status: int, headers: Headers) -> Headers:
+    def head(self, status: int, headers: Headers, /) -> Headers:
         """Return the headers, also of an informational answer and of trailers. Raises AnswerRefused."""
         ...
 

@@ -63,6 +63,7 @@ class Signing(Protocol):
 
     def headers(self, body: bytes) -> Headers:
         """Return the headers to add, for the body that goes upstream. Raises Rejected."""
+        ...
 
 
 EditHead = Callable[[RequestHead], RequestHead]

@@ -12,7 +12,7 @@ import keyword
 import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.record import dataclass
@@ -101,7 +101,7 @@ def _openai(tool: Any) -> Described | None:  # noqa: ANN401
 
     async def call(arguments: dict[str, Any]) -> Any:  # noqa: ANN401
         text = json.dumps(arguments)
-        return await invoke(_openai_context(tool.name, text), text)
+        return await cast("Any", invoke)(_openai_context(tool.name, text), text)
 
     return of_schema(tool.name, tool.description, _not_strict(tool.params_json_schema), call)
 

@@ -184,7 +184,7 @@ async def serve_stdio(server: MCPServer[Any], rest: HandedOver) -> None:
     async with stdio_server(stdin=cast("Any", _Lines(rest.lines))) as (incoming, outgoing):
         lowlevel = server._lowlevel_server  # what `run_stdio_async` runs, with an input of its own
         answers = WithoutAnswer(outgoing, rest.answered)
-        await lowlevel.run(incoming, answers, lowlevel.create_initialization_options())
+        await lowlevel.run(incoming, cast("Any", answers), lowlevel.create_initialization_options())
 
 
 def _take_stdin() -> int:

@@ -38,7 +38,7 @@ NUMBERS = {
 def unix(name: str, device: int = 0, inode: int = 0) -> Came:
     """Connect to a socket of the host's, by its path or its abstract name."""
     kinds = (_socket.SOCK_STREAM, _socket.SOCK_SEQPACKET, _socket.SOCK_DGRAM)
-    came = (UNTRIED, "no kind of socket fits")
+    came, kind = (UNTRIED, "no kind of socket fits"), kinds[0]
     for kind in kinds:
         came = _connect(name, kind)
         if came != (REFUSED, "EPROTOTYPE"):
