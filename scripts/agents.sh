@@ -2,7 +2,7 @@
 # Install the pinned coding agents that tests run, once per machine, and print the folder of their programs:
 #   scripts/agents.sh agents         those of `make test`
 #   scripts/agents.sh more-agents    those of `make soak AREA=agents` beside them, from npm
-#   scripts/agents.sh aider 3.11     one of requirements/agents, with this Python
+#   scripts/agents.sh node 3.11      one of requirements/agents, with this Python
 # The cache is CLOCHE_TEST_AGENTS, else /opt/cloche-agents, where root installs them for all users, else ~/.cache/cloche-agents.
 # No install script of any package is run: what they would do (put a program in place) the links below do.
 set -euo pipefail

@@ -30,12 +30,9 @@ for file in frameworks/*.in; do
         "frameworks/$name.in" frameworks/tests.in runtime.in build.in --output-file "frameworks/$name.txt"
 done
 
-# Coding agents that tests run, each for itself.
-for pair in aider:3.11 mini_swe_agent:3.11 openhands:3.12 node:3.11; do
-    name=${pair%:*}
-    uv pip compile --quiet --no-config --python-version "${pair#*:}" --generate-hashes --no-header --no-annotate \
-        --no-emit-index-url --no-emit-find-links "$@" "agents/$name.in" --output-file "agents/$name.txt"
-done
+# The Node of coding agents that want a younger one than the distribution's.
+uv pip compile --quiet --no-config --python-version 3.11 --generate-hashes --no-header --no-annotate \
+    --no-emit-index-url --no-emit-find-links "$@" agents/node.in --output-file agents/node.txt
 
 cd ../toolchains
 for folder in . agents more-agents; do

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,6 @@ class Agent:
     package: str = "agents"
     arguments: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    submit: tuple[str, ...] = ("Enter",)
 
 
 ANTHROPIC = {"ANTHROPIC_API_KEY": "api.anthropic.com"}
@@ -57,15 +56,6 @@ AGENTS: Mapping[str, Agent] = {
         Agent("gemini", GOOGLE, "Type your message", "/quit", "more-agents"),
         Agent("qwen", OPENAI, "Type your message", "/quit", "more-agents,node 3.11", QWEN),
         Agent("opencode", ANTHROPIC, "Ask anything", "/exit", "more-agents"),
-        Agent(
-            "mini-swe-agent",
-            OPENAI,
-            "What do you want to do",
-            "/exit",
-            "mini_swe_agent 3.11",
-            submit=("Escape", "Enter"),
-        ),
-        Agent("openhands", OPENAI, "Type your message", "/exit", "openhands 3.12"),
     )
 }
 
@@ -154,9 +144,9 @@ class Host:
         subprocess.run(words, capture_output=True, check=False)  # it may be that none was opened
 
 
-def prompt(screen: Screen, text: str, submit: Sequence[str] = ("Enter",)) -> None:
+def prompt(screen: Screen, text: str) -> None:
     """Type a prompt, and send it when it is shown."""
     screen.type(text)
     screen.see(text)
     time.sleep(PASTE_S)
-    screen.type(*submit)
+    screen.type("Enter")

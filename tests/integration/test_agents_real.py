@@ -110,7 +110,7 @@ def work(host: Host, project: Path, socket: Path) -> None:
     host.world.script(steps(project, host.agent))
     with host.window(project, socket) as screen:
         screen.see(host.agent.ready)
-        prompt(screen, "Mend the mistake", host.agent.submit)
+        prompt(screen, "Mend the mistake")
         asked = host.deny(REFUSED, screen)
         assert asked == [REFUSED] or host.agent.name in MORE  # some look for plugins by themselves
         screen.see("All is done.")
