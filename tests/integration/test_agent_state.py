@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,6 +52,40 @@ def test_the_next_session_begins_after_the_user_has_seen_what_the_last_one_left(
         assert "obey" not in shown
         assert "evil" not in shown
         second.leave()
+    finally:
+        with suppress(InvalidRequest), cloche.Sandbox.attach(place.sandbox) as sandbox:
+            sandbox.kill()
+
+
+@pytest.mark.soak
+def test_of_two_starts_at_once_in_an_open_sandbox_one_starts_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one attaches to it: no agent runs that is on no terminal, and that none can attach to."""
+    for folder in ("home", "project", "bin", "runtime"):
+        (tmp_path / folder).mkdir(mode=0o700)
+    (tmp_path / "bin/claude").write_text("#!/bin/sh\necho started; read line\n")
+    (tmp_path / "bin/claude").chmod(0o755)
+    for name, value in {"HOME": "home", "XDG_RUNTIME_DIR": "runtime"}.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path / "project")
+    place = AgentPlace(agent="claude", folder=str(tmp_path / "project"))
+    try:
+        first = Terminal("claude", verb="agent")
+        first.see("started")
+        first.type("\r")
+        first.see("nothing was changed")
+        first.leave()
+        both = [Terminal("claude", verb="agent") for _ in range(2)]
+        deadline = time.monotonic() + 60
+        while not any("goes on without a terminal" in terminal.text for terminal in both):
+            assert time.monotonic() < deadline
+            for terminal in both:
+                terminal.shows("goes on without a terminal", patience_s=0.1)
+        with cloche.Sandbox.attach(place.sandbox) as sandbox:
+            running = [process for process in sandbox.processes() if process.exit_code is None]
+        assert ["bin/claude" in process.command for process in running] == [True]
     finally:
         with suppress(InvalidRequest), cloche.Sandbox.attach(place.sandbox) as sandbox:
             sandbox.kill()

@@ -6,6 +6,7 @@ goes on as ever, and finds the process running: it attaches to it. In every othe
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 TERMINAL_FILE, MOST_FILE_BYTES = "terminal.json", 1 << 16  # see `_kept_terminal`
+LOCK = "start.lock"
 MOST_CELLS = 1 << 12
 FAILED = "the process was not started"
 REASON = "it continues without the caller that started it"  # as `audit.recording` has it
@@ -34,7 +36,11 @@ def start(arguments: list[str]) -> None:
     if len(arguments) != 1 or not (os.isatty(0) and os.isatty(1)) or is_configured():
         return
     try:
-        _start(AgentPlace(agent=arguments[0], folder=project_folder(os.getcwd())))
+        place = AgentPlace(agent=arguments[0], folder=project_folder(os.getcwd()))
+        # Of two at once, the second one waits until the first has noted its process.
+        with open(f"{place.state}/{LOCK}", "w", opener=_opened) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _start(place)
     except (ClocheError, OSError, ValueError, KeyError):
         pass  # the full command reports the reason
 
@@ -104,6 +110,10 @@ def _started(link: _socket.socket) -> str:
             if channel == CHANNEL and kind == wire.CLOSE:
                 return ""
     return ""
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _note(state: str, process: str) -> None:

@@ -124,17 +124,23 @@ TABLE: tuple[DangerRow, ...] = (
            ".yarnrc dockerfile. containerfile. makefile. .eslintrc .prettierrc eslint.config. prettier.config."
            " vite.config. vitest.config. webpack.config. rollup.config. jest.config. babel.config. next.config."
            " postcss.config. tailwind.config. playwright.config. svelte.config. astro.config. nuxt.config."
-           " karma.conf. esbuild.config. metro.config. .babelrc .mocharc. .releaserc"),
+           " karma.conf. esbuild.config. metro.config. .babelrc .mocharc. .releaserc stylelint.config. .stylelintrc"
+           " cypress.config. drizzle.config. svgo.config. craco.config. tsup.config. remix.config. ava.config."
+           " nyc.config. .nycrc webpack.mix. wdio.conf. protractor.conf. gatsby-node. gatsby-config. vue.config."
+           " rspack.config. rsbuild.config. knexfile. serverless. ember-cli-build. release.config."),
     *_rows("name", HOOKS,
            ".pre-commit-config.yaml .pre-commit-hooks.yaml lefthook.yml lefthook.yaml lefthook.toml .lefthook.yml"
            " .lefthook.yaml .lefthook.toml .overcommit.yml"),
-    *_rows("prefix", HOOKS, ".lintstagedrc lint-staged.config."),
+    *_rows("prefix", HOOKS,
+           ".lintstagedrc lint-staged.config. lefthook-local. .lefthook-local. .huskyrc commitlint.config."
+           " .commitlintrc simple-git-hooks. .simple-git-hooks."),
     *_rows("suffix", BUILD,
            ".pth .egg-link .mk .gemspec .podspec .csproj .vbproj .fsproj .vcxproj .sln .cabal .gradle .gradle.kts"
            " .sbt .bzl .cmake .rake .pbxproj .targets .tf .gyp .gypi"),
     *_rows("name", BUILD,
            ".pylintrc pylintrc pylintrc.toml mypy.ini .mypy.ini .flake8 .coveragerc ansible.cfg snakefile"
-           " phpunit.xml phpunit.xml.dist .rubocop.yml"),
+           " phpunit.xml phpunit.xml.dist .rubocop.yml .pyre_configuration guardfile dangerfile capfile brewfile"
+           " thorfile appraisals config.ru wrangler.toml angular.json project.json"),
     *_rows("suffix", COMPILED, ".so .pyd .dll .dylib .node .jar .class .exe"),
     *_rows("suffix", WINDOWS, ".bat .cmd .ps1"),
     *_rows("folder", BUILD, ".cargo .mvn .yarn .bundle .gradle .storybook"),

@@ -143,9 +143,9 @@ def leads_to(row: DangerRow, path: str) -> bool:
 def _is_executable(change: Change) -> bool:
     if change.kind != "file" or change.what == "removed":
         return False
-    if change.what == "modified":
-        return bool(change.mode & 0o111)
     old_mode = change.old_mode if change.what != "added" and not change.old_kind else 0
+    if change.what == "modified":  # also with the bits taken away: whoever gives them back runs other content
+        return bool((change.mode | old_mode) & 0o111)
     return bool(change.mode & 0o111 & ~old_mode)
 
 

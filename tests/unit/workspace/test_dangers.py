@@ -78,6 +78,8 @@ def test_what_becomes_executable_is_told() -> None:
     assert dangers_of(change("a", "mode", mode=0o744, old_mode=0o644)) == (EXECUTABLE,)
     assert dangers_of(change("a", "modified", mode=0o755, old_mode=0o777, old_kind="link")) == (EXECUTABLE,)
     assert dangers_of(change("a", "modified", mode=0o755, old_mode=0o755)) == (EXECUTABLE,)
+    assert dangers_of(change("a", "modified", mode=0o644, old_mode=0o755)) == (EXECUTABLE,)
+    assert dangers_of(change("a", "modified", mode=0o644, old_mode=0o777, old_kind="link")) == ()
     assert dangers_of(change("a", "renamed", mode=0o755, old_mode=0o755)) == ()
     assert dangers_of(change("a", "mode", mode=0o644, old_mode=0o755)) == ()
     assert dangers_of(change("a", "removed", mode=0, old_mode=0o755)) == ()
