@@ -167,6 +167,23 @@ def test_what_cannot_be_read_is_named_each_time(place: AgentPlace) -> None:
     assert asyncio.run(saving()) == [["e"], ["e"], ["e"], []]
 
 
+def test_names_do_not_make_an_archive_unreadable(place: AgentPlace) -> None:
+    """A thousand of them that are left out, as long as they may be, of bytes that JSON writes with six each."""
+    script = "import os\nfor _ in range(15): os.mkdir(b'\\1' * 250); os.chdir(b'\\1' * 250)\n"
+    script += "for number in range(1000): os.mkfifo(b'\\1' * 200 + b'%d' % number)"
+
+    async def saved() -> None:
+        async with new(place) as sandbox:
+            assert (await sandbox.exec(["python3", "-c", script])).ok
+            archive = await save(sandbox, place, reason="a test")
+            assert archive is not None
+            assert archive.left_out_count == 1000
+            await sandbox.kill()
+
+    asyncio.run(saved())
+    assert len(archives(place)) == 1
+
+
 def test_a_shell_inside_never_sees_its_job_stopped(place: AgentPlace) -> None:
     """While changes are read all processes stand still, and no interactive shell takes the terminal from its job."""
 

@@ -53,7 +53,7 @@ SUFFIX, SETTLED = ".saved", "settled"
 MOST_BYTES = 256 << 20  # of all files in one archive
 KEPT = 4  # archives of one agent and project
 MOST_HEAD_BYTES, MOST_MARKS_BYTES = 8 << 20, 256 << 20
-MOST_NAMED = 1000  # paths that were left out
+MOST_NAMED, MOST_NAME_CHARS = 1000, 512  # of paths that were left out
 PIECE_BYTES = 1 << 20
 IGNORED = "git ignores it, and all together is larger than an archive may be"
 LARGE = "all together is larger than an archive may be"
@@ -168,7 +168,8 @@ class Saver:
     async def save(self, sandbox: AsyncSandbox, *, reason: str) -> Archive | None:
         """Save it; return None if nothing has changed since the last time.
 
-        Raises InvalidRequest without a view, OSError if the disk is full, and the errors of a lost sandbox.
+        Raises InvalidRequest without a view or for too long names, OSError if the disk is full, and the errors of a
+        lost sandbox.
         """
         listing = await listed(sandbox)
         if self._mark and listing.mark == self._mark:
@@ -217,9 +218,11 @@ def _write(
             left_out[os.fsdecode(path)] = entry.problem or "it is neither a file, a folder nor a link"
         else:
             files, size = files + 1, size + entry.size
-    named = dict(sorted(left_out.items())[:MOST_NAMED])
+    named = {path[:MOST_NAME_CHARS]: reason for path, reason in sorted(left_out.items())[:MOST_NAMED]}
     head = {**about, "files": files, "size": size, "left_out": named, "left_out_count": len(left_out)}
     parts = [json.dumps(part).encode() for part in (head, marks)]
+    if len(parts[0]) > MOST_HEAD_BYTES or len(parts[1]) > MOST_MARKS_BYTES:  # an archive that could not be read again
+        raise InvalidRequest("the names of the changed files are too long for an archive")
     with _opened(folder) as folder_fd:
         name, written = _put(folder_fd, parts, snapshot)
         _prune(folder_fd)

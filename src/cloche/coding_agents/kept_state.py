@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cloche import hostfs
 from cloche.core.record import asdict, dataclass, field
@@ -29,10 +29,14 @@ from cloche.workspace.host_files import HostTree
 from .places import AgentPlace
 from .row import CodingAgent
 
+if TYPE_CHECKING:
+    from cloche.workspace.lines import Work
+
 ACCEPTED = "accepted.json"
 MOST_FILES, MOST_NAMES, MOST_DEPTH = 2000, 20_000, 24  # of one pattern
 MOST_FILE_BYTES, MOST_HELD_BYTES = 1 << 20, 4 << 20  # of one file, of those of one pattern
-MOST_ACCEPTED_BYTES, MOST_DIFF_CHARS, MOST_STEPS = 256 << 20, 64 << 10, 200_000
+MOST_ACCEPTED_BYTES, MOST_DIFF_CHARS = 256 << 20, 64 << 10
+MOST_STEPS, MOST_ALL_STEPS = 200_000, 1_000_000  # of one comparison of lines, of all
 # Files by which any program in the home folder runs something.
 EVERYWHERE = (
     ".profile", ".bashrc", ".bash_profile", ".bash_login", ".bash_aliases", ".zshrc", ".zshenv", ".zprofile",
@@ -98,10 +102,12 @@ class _State:
 
 def state_changes(place: AgentPlace, row: CodingAgent) -> StateChanges:
     """Compare the kept files with the accepted ones. Blocks."""
-    accepted, now = _read_accepted(place), _read_state(place, row)
+    from cloche.workspace.lines import Work
+
+    accepted, now, work = _read_accepted(place), _read_state(place, row), Work(MOST_ALL_STEPS, MOST_STEPS)
     paths = sorted({*accepted, *now.files})
     pairs = ((path, accepted.get(path), now.files.get(path)) for path in paths)
-    changes = [_change(path, old, new) for path, old, new in pairs if new is None or not new.is_same(old)]
+    changes = [_change(path, old, new, work) for path, old, new in pairs if new is None or not new.is_same(old)]
     return StateChanges(changes=tuple(changes), cut=tuple(now.cut), files=now.files)
 
 
@@ -307,17 +313,17 @@ def _values(document: Any, keys: Sequence[str]) -> Iterator[tuple[list[str], Any
 # Showing.
 
 
-def _change(path: str, old: KeptFile | None, new: KeptFile | None) -> StateChange:
+def _change(path: str, old: KeptFile | None, new: KeptFile | None, work: Work) -> StateChange:
     what: Literal["added", "removed", "modified"] = "added" if old is None else "removed" if new is None else "modified"
     texts = ["" if entry is None else _text(entry) for entry in (old, new)]
     if texts[0] is None or texts[1] is None:
         sizes = " to ".join(f"{entry.size:,} bytes" for entry in (old, new) if entry is not None)
         return StateChange(path=path, what=what, note=f"not shown: binary, or too long ({sizes})")
-    from cloche.workspace.lines import Work, changed_regions, hunks
+    from cloche.workspace.lines import changed_regions, hunks
     from cloche.workspace.patch import text_lines
 
     before, after = text_lines(texts[0]), text_lines(texts[1])
-    diff = "".join(hunks(before, after, changed_regions(before, after, Work(MOST_STEPS))))
+    diff = "".join(hunks(before, after, changed_regions(before, after, work)))
     notes = [_kind(entry) for entry in (old, new) if entry is not None and _kind(entry)]
     if len(diff) > MOST_DIFF_CHARS:
         notes.append(f"only the first {MOST_DIFF_CHARS:,} characters are shown")

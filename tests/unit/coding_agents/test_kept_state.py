@@ -7,6 +7,7 @@ import os
 import tarfile
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -123,6 +124,21 @@ def test_a_folder_that_cannot_be_listed_hides_nothing_unnoticed(place: AgentPlac
     shown = state_changes(place, CLAUDE)
     folder.chmod(0o755)
     assert shown.cut == (".config/git/**",) if os.geteuid() else shown.changes
+
+
+def test_many_changed_files_are_compared_within_one_bound(place: AgentPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it, a diff is right, too, but does not look for lines that are the same."""
+    monkeypatch.setattr(kept_state, "MOST_ALL_STEPS", 60_000)
+    numbers = Random(1)
+    texts = ["".join(f"{numbers.randrange(4)}\n" for _ in range(300)) for _ in range(2)]
+    for number in range(9):
+        write(place, f".claude/hooks/{number}", texts[0])
+    accept_state(place, state_changes(place, CLAUDE))
+    for number in range(9):
+        write(place, f".claude/hooks/{number}", texts[1])
+    removed = [change.diff.count("\n-") for change in state_changes(place, CLAUDE).changes]
+    assert removed[0] < 200
+    assert removed[-1] > 280
 
 
 @pytest.mark.parametrize("path", [".local/bin/git", ".local/lib/python3.12/site-packages/sitecustomize.py"])
