@@ -110,7 +110,7 @@ def own_words() -> list[str]:
     path = os.path.abspath(sys.argv[0])
     if os.path.basename(path) == "cloche" and os.access(path, os.X_OK):
         return [path]
-    return [sys.executable, "-m", "cloche"]
+    return [sys.executable, "-P", "-m", "cloche"]  # without -P a project's own `cloche` would run
 
 
 def shell_words(options: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
@@ -43,6 +44,7 @@ JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 Kind = Literal["login", "refresh", "revoke"]
 Fields = Mapping[str, tuple[str, str]]  # placeholder and value
 Message = dict[str, Any]
+NO_OUTCOME: Message = {"fields": {}, "answer": "", "is_new": False, "is_dropped": False, "is_known": True}
 _exchanges: set[asyncio.Task[WholeAnswer]] = set()  # of all sandboxes, also of those that are gone
 
 
@@ -184,7 +186,7 @@ class KeptLogins:
             async with asyncio.timeout(LOCK_S):
                 reply = await self._ask("begin", number, name=request.name, version=request.version)
         except OSError as error:
-            self._tell_end(number)
+            self._give_up(number)
             return _failed(request, error)
         self._take(request.name, reply["login"])
         current = self._current.get(request.name)
@@ -259,8 +261,12 @@ class KeptLogins:
         return reply
 
     def _tell_end(self, number: int, **outcome: Any) -> Awaitable[Message]:  # noqa: ANN401
-        body = {"fields": {}, "answer": "", "is_new": False, "is_dropped": False, "is_known": True, **outcome}
-        return self._ask("end", number, **body)
+        return self._ask("end", number, **{**NO_OUTCOME, **outcome})
+
+    def _give_up(self, number: int) -> None:
+        """Have no lock held for an exchange that waits for it no more."""
+        with suppress(OSError):
+            messages.send(self._link, "end", {"number": number, **NO_OUTCOME})
 
     def _receive(self) -> None:
         try:

@@ -82,6 +82,8 @@ class LoginServer:
         file, end = self._logins[name], self._ends[number]
         try:
             with file.locked() as lock:
+                if not end.empty():
+                    return  # it took too long for who asked
                 login = _readable(file)
                 if version is not None and (login is None or login.version != version):
                     self._answer(number, login=None if login is None else _message_of(login), is_begun=False)

@@ -18,7 +18,8 @@ MOST_BYTES, READ_BYTES = 256 << 10, 64 << 10
 # What belongs to the connection of the guest, and what is written anew.
 _LEFT_OUT = frozenset((
     b"host", b"connection", b"keep-alive", b"content-length", b"content-type", b"transfer-encoding", b"expect", b"te",
-    b"trailer", b"upgrade", b"accept-encoding", b"proxy-authorization", b"proxy-connection",
+    b"trailer", b"upgrade", b"accept", b"accept-encoding", b"content-encoding", b"proxy-authorization",
+    b"proxy-connection",
 ))  # fmt: skip
 
 
@@ -61,7 +62,8 @@ async def _exchange(
 ) -> ReadAnswer:  # fmt: skip
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_BYTES)
     own = {"host": host, "content-type": content_type, "content-length": str(len(body)), "connection": "close"}
-    pairs = [(name.encode(), text.encode()) for name, text in {**own, "accept-encoding": "identity"}.items()]
+    own |= {"accept": "application/json", "accept-encoding": "identity"}  # a form that can be read for tokens
+    pairs = [(name.encode(), text.encode()) for name, text in own.items()]
     kept = [header for header in headers if header[0].lower() not in _LEFT_OUT]
     request = h11.Request(method="POST", target=path, headers=[*pairs, *kept])
     parts = [connection.send(event) for event in (request, h11.Data(data=body), h11.EndOfMessage())]

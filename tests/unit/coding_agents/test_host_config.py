@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -177,3 +179,12 @@ def test_a_command_is_quoted_whole(agent: str) -> None:
     for malformed in no_commands:
         with pytest.raises(InvalidRequest, match="no command"):
             host_hooks.rewritten(agent, malformed, [], is_allowed=False)
+
+
+def test_no_module_of_a_project_runs_in_place_of_a_hook(tmp_path: Path) -> None:
+    """A hook, a command and a client's server start in the project's folder, which may have a folder `cloche`."""
+    (tmp_path / "cloche").mkdir()
+    (tmp_path / "cloche/__init__.py").write_text("raise SystemExit('of the project')")
+    words = [*host_hooks.own_words(), "--version"]
+    assert words[0] == sys.executable
+    assert b"of the project" not in subprocess.run(words, cwd=tmp_path, capture_output=True, check=True).stderr

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
+import socket
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,8 +28,12 @@ from cloche.coding_agents.logins import forget_login, login_env, login_of, login
 from cloche.coding_agents.row import CodingAgent, Login
 from cloche.coding_agents.table import TABLE
 from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.secrets import Capture
+from cloche.egress import kept_logins
+from cloche.egress.http_request import RequestHead
 from cloche.egress.login_file import Login as Kept
 from cloche.egress.login_file import LoginFile
+from cloche.egress.login_server import LoginServer
 from cloche.egress.placeholders import FAR_AHEAD, lasting_placeholder
 from tests.harness.internet.logins import ACCESS, CLAIMS, REFRESH, web_token
 
@@ -199,3 +206,36 @@ def test_few_links_are_opened(tmp_path: Path) -> None:
     folder.symlink_to(elsewhere)
     assert list(LinkFolder(str(tmp_path), LOGIN, told.append).take()) == []
     assert len(list(elsewhere.iterdir())) == 10
+
+
+def test_a_refresh_that_waits_too_long_gives_the_lock_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its turn comes after its end: the lock is then free for every other sandbox, and what it notes stays."""
+    marks = keep("claude", {"access_token": ACCESS, "refresh_token": REFRESH})
+    key = user_key()
+    assert key is not None
+    file = LoginFile(login_path("claude"), key.key)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    threading.Thread(target=LoginServer(theirs.detach(), {"CLAUDE": file}).serve).start()
+    monkeypatch.setattr(kept_logins, "LOCK_S", 0.05)
+
+    async def refresh() -> None:
+        capture = Capture(url="https://login.example.com/token", hosts=("api.example.com",))
+        logins = kept_logins.KeptLogins(ours.detach(), [("CLAUDE", capture)], frozenset(), [], lambda _: None)
+        try:
+            await logins.look()
+            head = RequestHead(method=b"POST", target=capture.path, headers=[])
+            body = json.dumps({"grant_type": "refresh_token", "refresh_token": marks["refresh_token"]}).encode()
+            edit = logins.body_edit(capture.host, head, None, lambda: pytest.fail("it is sent"), lambda _: None)
+            with file.locked() as lock:
+                os.pwrite(lock, b"then", 0)
+                answer = await edit.answer(body)
+            assert answer.status == 503
+            waiting = [thread for thread in threading.enumerate() if thread.name == "cloche-login"]
+            for thread in waiting:
+                await asyncio.to_thread(thread.join, 10)
+            assert not any(thread.is_alive() for thread in waiting)
+            assert Path(f"{file.path}.lock").read_text() == "then"
+        finally:
+            logins.close()
+
+    asyncio.run(refresh())
