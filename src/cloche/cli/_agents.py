@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 from .app import root
 from .options import CommandGroup
+from .output import guarded
+
+if TYPE_CHECKING:
+    from cloche.coding_agents.row import CodingAgent
 
 
 class _Agents(CommandGroup):
@@ -21,9 +26,7 @@ class _Agents(CommandGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of an agent, or a subcommand."""
-        from cloche.coding_agents.own_rows import known_agents
-
-        agents = known_agents() if cmd_name not in self.commands else {}
+        agents = _known() if cmd_name not in self.commands else {}
         if cmd_name in agents:
             return self.command_of(cmd_name, agents[cmd_name].title)
         if cmd_name not in self.commands:
@@ -32,10 +35,23 @@ class _Agents(CommandGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the agents, then the subcommands."""
-        from cloche.coding_agents.own_rows import known_agents
-
         _import_subcommands()
-        return [*known_agents(), *(name for name in super().list_commands(ctx) if not name.startswith("_"))]
+        return [*_known(), *(name for name in super().list_commands(ctx) if not name.startswith("_"))]
+
+
+def _known() -> dict[str, CodingAgent]:
+    """Return all agents by name. A wrong configuration ends the command with one line, as it ends every other one."""
+    from cloche.coding_agents.own_rows import known_agents
+
+    agents: dict[str, CodingAgent] = {}
+
+    def read() -> int:
+        agents.update(known_agents())
+        return 0
+
+    if code := guarded(read):
+        raise click.exceptions.Exit(code)
+    return agents
 
 
 def _import_subcommands() -> None:

@@ -234,8 +234,8 @@ def test_a_refresh_that_waits_too_long_gives_the_lock_up(monkeypatch: pytest.Mon
             for thread in waiting:
                 await asyncio.to_thread(thread.join, 10)
             assert not any(thread.is_alive() for thread in waiting)
-            assert Path(f"{file.path}.lock").read_text() == "then"
         finally:
             logins.close()
 
     asyncio.run(refresh())
+    assert Path(f"{file.path}.lock").read_text() == "then"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,13 @@ def test_the_choice_of_a_model_is_passed_on_and_no_secret() -> None:
     assert {name: value for name, value in inside.items() if name in theirs} == {"LLM_MODEL": "gpt-5"}
     secrets = {name.partition("@")[0] for one in TABLE.values() for name in one.secrets}
     assert not secrets & {name for one in TABLE.values() for name in one.passed}
+
+
+def test_a_wrong_file_of_a_project_is_told_in_one_line(tmp_path: Path) -> None:
+    """Nothing starts until it is gone; `cloche agent` says so as every other command does."""
+    (tmp_path / "cloche.yaml").write_text("agents: {}")
+    words = [sys.executable, "-P", "-m", "cloche", "agent", "list"]
+    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert result.stderr.startswith(f"cloche: {tmp_path}/cloche.yaml: agents asks for")
+    assert result.stderr.count("\n") == 1
