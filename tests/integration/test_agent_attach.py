@@ -86,7 +86,7 @@ def test_an_agent_outlives_its_terminal_and_a_reboot(place: AgentPlace) -> None:
         "state": "working", "is_attached": True, "files": 1, "dangers": 0,
     }  # fmt: skip
     assert cloche("detach") == f"{place.sandbox}\n"
-    first.see("goes on without a terminal")
+    first.see("from another terminal")
     assert first.leave() == 0
 
     second = Terminal("attach", verb="agent")
@@ -120,7 +120,7 @@ def test_an_agent_outlives_its_terminal_and_a_reboot(place: AgentPlace) -> None:
     third = Terminal("talker", verb="agent")
     third.see("started with []")  # it had ended by itself
     assert "1 changed path is saved" in cloche("stop", "talker")
-    third.see("goes on without a terminal")
+    third.see("from another terminal")
     third.leave()
     assert "no agent is open" in cloche("status")
     assert archives.pending_archive(place) is not None

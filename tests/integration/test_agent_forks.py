@@ -29,7 +29,8 @@ ln -s / .claude/root
 
 def _launch(project: Path) -> Launch:
     options = AgentOptions(settings={"lifetime": 120, "keep": 120})
-    return prepare("claude", str(project), options, program=Program(words=("true",)))
+    tools = str(project.parent / "bin")  # read-only below the home folder, as an agent's own folder often is
+    return prepare("claude", str(project), options, program=Program(words=("true",), toolchains=(tools,)))
 
 
 async def _run(launch: Launch, command: str, told: list[str]) -> str:
@@ -45,6 +46,7 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Launch]]
     top = tmp_path_factory.mktemp("forks")
     project = top / "home/project"
     project.mkdir(parents=True)
+    (top / "home/bin").mkdir()
     for name in ("shared.txt", "first.txt", "equal.txt"):
         (project / name).write_text("".join(f"line {number}\n" for number in range(30)))
     with pytest.MonkeyPatch.context() as patch:

@@ -46,6 +46,8 @@ def test_the_next_session_begins_after_the_user_has_seen_what_the_last_one_left(
         assert first.leave() == 0
         second = Terminal("mine", verb="agent")
         assert "+alias git=evil" in second.see("[q]uit: ")
+        second.type("what\r")
+        second.see("r  restore: put the accepted version back")
         second.type("r\r")
         second.see("started")
         shown = second.see("nothing was changed")

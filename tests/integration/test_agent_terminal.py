@@ -104,7 +104,7 @@ def test_a_lost_terminal_leaves_the_program(box: cloche.Sandbox, tmp_path: Path)
     fourth = driver(tmp_path)
     fourth.see("drawn 50x200")
     fifth = driver(tmp_path)
-    fourth.see("attached to another terminal")
+    fourth.see("from another terminal")
     assert fourth.leave() == 0
     fifth.see("drawn 50x200")
     fifth.type("q")

@@ -23,7 +23,12 @@ SIGNS = {"added": "A", "removed": "D", "modified": "M", "renamed": "R", "mode": 
 
 
 @agent.command("compare")
-@argument("first", metavar="[A]", required=False, help="A sandbox with a folder. Default: the two on this project.")
+@argument(
+    "first",
+    metavar="[A]",
+    required=False,
+    help="An agent on this project, or a sandbox with a folder. Default: the two here.",
+)
 @argument("second", metavar="[B]", required=False, help="Another one on the same folder.")
 @flag("--stat", help="Say which files differ, and show no lines.")
 @json_option()
@@ -32,8 +37,11 @@ def _compare(first: str | None, second: str | None, stat: bool, as_json: bool) -
     import asyncio
 
     from cloche.coding_agents.compare import compare
+    from cloche.coding_agents.running import named_here
 
-    comparison = asyncio.run(compare(*((first, second) if first and second else _two_here(first))))
+    cwd = os.getcwd()
+    names = (named_here(first, cwd), named_here(second, cwd)) if first and second else _two_here(first)
+    comparison = asyncio.run(compare(*names))
     if as_json:
         print(json.dumps(comparison.as_dict(), default=str))
         return 0

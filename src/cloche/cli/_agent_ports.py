@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 
 from ._agents import agent
@@ -11,7 +12,7 @@ from .output import say, show
 
 
 @agent.command("ports")
-@argument("name", metavar="[NAME]", required=False, help="A sandbox. Default: the one of this folder.")
+@argument("name", metavar="[NAME]", required=False, help="An agent on this project, or a sandbox.")
 @flag("--forward", "forwards", help="Forward each to 127.0.0.1 here while it listens, until Ctrl-C.")
 @json_option()
 def _command(name: str | None, forwards: bool, as_json: bool) -> int:
@@ -20,10 +21,10 @@ def _command(name: str | None, forwards: bool, as_json: bool) -> int:
     With --forward each is reached at 127.0.0.1 of this machine, at the same port if that is free, also those that are
     started later. Its pages are the agent's work, and run in your browser.
     """
-    from ._agent_review import sandbox_here
+    from cloche.coding_agents.running import named_here
 
     with suppress(KeyboardInterrupt):
-        return asyncio.run(_ports(name or sandbox_here(), forwards=forwards, as_json=as_json))
+        return asyncio.run(_ports(named_here(name, os.getcwd()), forwards=forwards, as_json=as_json))
     return 0
 
 

@@ -48,7 +48,7 @@ discard  undo all changes in the sandbox; they are saved first (type the whole w
 
 
 @agent.command("review")
-@argument("name", metavar="[NAME]", required=False, help="A sandbox with a folder. Default: the one of this folder.")
+@argument("name", metavar="[NAME]", required=False, help="An agent on this project, or a sandbox with a folder.")
 @option("--check", metavar="COMMAND", help="Run this line of shell on the result first, in a copy without a network.")
 @option("--branch", metavar="BRANCH", help="Write to this new git branch in place of the files.")
 @flag("--steps", "shows_steps", help="Show what the agent has changed step by step, the last step at the end.")
@@ -57,30 +57,16 @@ def _command(name: str | None, check: str | None, branch: str | None, shows_step
 
     Dangerous changes come first, each with its reason. Nothing is written without an answer.
     """
+    from cloche.coding_agents.running import named_here
+
     if shows_steps:
-        return _show_steps(name or sandbox_here())
+        return _show_steps(named_here(name, os.getcwd()))
     if not os.isatty(0):
         raise InvalidRequest(
             "agent review asks on a terminal, and standard input is not one; without one: cloche diff NAME, then "
             "cloche commit NAME --id ID"
         )
-    return asyncio.run(_reviewed(name or sandbox_here(), check, branch))
-
-
-def sandbox_here() -> str:
-    """Return the name of the agent's sandbox on the current project. Raises InvalidRequest unless it is one."""
-    from cloche.coding_agents.places import project_folder
-    from cloche.coding_agents.running import open_agents
-
-    folder = project_folder(os.getcwd())
-    names = [place.sandbox for place in open_agents(folder)]
-    if len(names) == 1:
-        return names[0]
-    listed = ": " + ", ".join(names) if names else ""
-    raise InvalidRequest(
-        f"agent: {len(names) or 'no'} sandboxes of agents are open on {escape_name(folder)}{listed}; name one "
-        "(cloche ps lists all)"
-    )
+    return asyncio.run(_reviewed(named_here(name, os.getcwd()), check, branch))
 
 
 def _show_steps(name: str) -> int:

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 MOST_ROWS, MOST_LINES = 50, 40
 SIGNS = {"added": "A", "removed": "D", "modified": "M"}
 KEYS = "[a]ccept, [r]estore the accepted version, [c]ontinue without accepting, [d]iff, [q]uit: "
+HELP = """\
+a  accept: the agent may obey the files as they are now
+r  restore: put the accepted version back, and save what is there
+c  continue: start with the files as they are, and ask again the next time
+d  show the differences in $PAGER
+q  start nothing"""
 REFUSED = "the agent was not started; nothing was changed"
 
 
@@ -34,7 +40,7 @@ def settle_state(place: AgentPlace, row: CodingAgent, read: Callable[[str], str]
     if not found.changes and not found.cut:
         return
     number = "1 file" if len(found.changes) == 1 else f"{len(found.changes)} files"
-    say(f"{row.title}: earlier sessions have changed {number} that the next one would obey")
+    say(f"{row.title}: earlier sessions have changed {number} in its home folder that the next one would obey")
     for change in found.changes[:MOST_ROWS]:
         say(f"{SIGNS[change.what]} {escape_name(change.path)}{f' ({escape_line(change.note)})' if change.note else ''}")
     for pattern in found.cut:
@@ -71,6 +77,8 @@ def _ask(place: AgentPlace, row: CodingAgent, found: StateChanges, read: Callabl
             return
         if answer == "q":
             raise InvalidRequest(REFUSED)
+        if answer != "d":
+            print(HELP)
 
 
 def _lines(found: StateChanges) -> Iterator[str]:

@@ -356,7 +356,7 @@ def tell_detached(detached: Detached, name: str) -> int:
     """Say that an agent goes on, and how to go back to it; return the exit code."""
     with suppress(OSError):  # the terminal is gone
         if detached.why == "taken":
-            say(f"{name} was attached to another terminal, or detached from there")
+            say(f"{name} was attached, detached or stopped from another terminal; cloche agent status shows it")
         elif detached.why != "lost":
             say(f"detached; the agent goes on: cloche agent attach {name}")
     return 128 + detached.signal if detached.signal else 0

@@ -168,7 +168,8 @@ def is_confirmed(question: str) -> bool:
 
 def tell_committed(committed: Committed) -> None:
     """Print the number of written paths, the reason for each path that was not written, and the new references."""
-    say(f"wrote {len(committed.written)} {'path' if len(committed.written) == 1 else 'paths'}")
+    if committed.written or not committed.refs:  # a branch has them otherwise
+        say(f"wrote {len(committed.written)} {'path' if len(committed.written) == 1 else 'paths'}")
     for path, why in committed.left.items():
         say(f"not written: {escape_name(path)}: {why}")
     for ref, commit in committed.refs.items():

@@ -145,7 +145,8 @@ def _tell(launch: Launch, diff: Diff, chosen: _Chosen, committed: Committed | No
     if committed is None:
         say(f"{counted(len(diff.changes))} kept: cloche agent review {launch.place.sandbox}")
     else:
-        say(f"wrote {len(committed.written)} of {counted(len(diff.changes))}")
+        if committed.written or not committed.refs:  # a branch has them otherwise
+            say(f"wrote {len(committed.written)} of {counted(len(diff.changes))}")
         for ref, commit in committed.refs.items():
             say(f"{escape_name(ref)} is {commit}")
     for change in [change for change in diff.changes if change.path in chosen.left][:MOST_TOLD]:

@@ -118,7 +118,7 @@ async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Endi
 
     from ._agent_attach import tell_end
     from ._agent_state import settle_state
-    from ._kept_terminal import Detached, attach_agent_terminal, run_agent_terminal
+    from ._kept_terminal import Detached, attach_agent_terminal, run_agent_terminal, tell_detached
 
     place, kept = launch.place, process_of(launch.place.state)
     runs = any(process.id == kept and process.exit_code is None for process in await sandbox.processes())
@@ -137,8 +137,7 @@ async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Endi
         command, env = launch.command(resumes=resumes), launch.environment()
         end = await run_agent_terminal(sandbox, command, env, launch.cwd, state=place.state)
     if isinstance(end, Detached):
-        say(f"{launch.row.name} goes on without a terminal ({end.why}); again: cloche agent attach {place.sandbox}")
-        return 0
+        return tell_detached(end, place.sandbox)
     await tell_end(sandbox, place, seconds=time.monotonic() - began)
     await _review(sandbox, launch, ending)
     return end

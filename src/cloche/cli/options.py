@@ -96,7 +96,8 @@ class _Argument(click.Argument):
 
     def make_metavar(self, ctx: click.Context | None = None) -> str:  # noqa: ARG002 - click's own
         """Return how the usage shows it."""
-        return str(self.metavar) if self.required else f"[{self.metavar}]"
+        shown = str(self.metavar)
+        return shown if self.required or shown.startswith("[") else f"[{shown}]"
 
 
 class _SandboxOption(click.Option):

@@ -86,6 +86,24 @@ def find_agent(name: str | None, cwd: str) -> AgentPlace:
     raise InvalidRequest(f"agent: {problem} open on {escape_name(project_folder(cwd))}; open ones: {listed}")
 
 
+def named_here(name: str | None, cwd: str) -> str:
+    """Return the sandbox of an agent on this project, the only one without a name; another name as it is.
+
+    Raises InvalidRequest.
+    """
+    folder = project_folder(cwd)
+    names = [place.sandbox for place in open_agents(folder) if name in (None, place.agent)]
+    if len(names) == 1:
+        return names[0]
+    if name is not None and not names:
+        return name
+    listed = ": " + ", ".join(names) if names else ""
+    raise InvalidRequest(
+        f"agent: {len(names) or 'no'} sandboxes of agents are open on {escape_name(folder)}{listed}; name one "
+        "(cloche ps lists all)"
+    )
+
+
 async def status(place: AgentPlace) -> AgentStatus:
     """Describe an open agent; its processes stand still while the changes are read."""
     entry = await asyncio.to_thread(registry.find, place.sandbox)

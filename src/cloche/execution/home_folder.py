@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from cloche.core.record import replace
 from .sandbox import AsyncSandbox
 
 if TYPE_CHECKING:
+    from cloche.core.policy import Policy
     from cloche.workspace.archive import Packed
 
 # Of the files on the host, if root gives the folder: an id that no user and no other guest has.
@@ -62,13 +63,14 @@ async def fill_home(
     """Copy another sandbox's home folder into that of a sandbox that has just been opened; return what is left out.
 
     It is read on the host by descriptors, without following a link, and written inside by the guest. `without` are
-    paths that are not copied. Raises InvalidRequest for more files or bytes.
+    paths that are not copied, nor are the places of mounts. Raises InvalidRequest for more files or bytes.
     """
     from .git_inside import in_threads
 
     live, home = sandbox._require_live("fill_home"), sandbox.policy.home
     if home is None:
         raise InvalidRequest("home: this sandbox has no home folder on the host")
+    without = [*without, *_mounts_below(sandbox.policy, home.at)]
     try:
         packed = await finish(asyncio.to_thread(lambda: _pack(source, without, max_files, max_bytes)))
     except FileNotFoundError:  # the other one has not been started yet
@@ -76,6 +78,14 @@ async def fill_home(
     with packed.file:
         await live.unpack_path(home.at, in_threads(packed.pieces()))
     return packed.left_out
+
+
+def _mounts_below(policy: Policy, home: str) -> Iterator[str]:
+    """Yield what is mounted below a home folder, mostly read-only, by paths relative to it."""
+    folder = policy.host_folder
+    folders = [folder, *folder.read_only] if folder else []
+    mounts = [*policy.toolchains, *policy.layers, *(shown.at for shown in folders)]
+    return (path.removeprefix(f"{home}/") for path in mounts if path.startswith(f"{home}/"))
 
 
 def _pack(source: str, without: Collection[str], max_files: int, max_bytes: int) -> Packed:

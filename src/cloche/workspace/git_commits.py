@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cloche.core.changes import Change, FileKind, InsideBranch, InsideCommit
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
+from cloche.core.record import replace
 
 from .dangers import dangers_of
 from .git import HEADS, Check, Git, Quarantine, fetch_commits, nothing, quarantine_variables, quarantined
@@ -72,7 +73,7 @@ def _dangerous(git: Git, tip: str, inside: Mapping[str, str]) -> Iterator[Change
     for facts, path in zip(fields[::2], fields[1::2], strict=True):
         change = _change(git, facts, os.fsdecode(path), inside)
         if dangers := dangers_of(change):
-            yield Change(path=change.path, what=change.what, kind=change.kind, mode=change.mode, dangers=dangers)
+            yield replace(change, target="", dangers=dangers)
 
 
 def _change(git: Git, facts: bytes, path: str, inside: Mapping[str, str]) -> Change:
