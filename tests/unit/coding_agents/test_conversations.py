@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from cloche.coding_agents import conversations
 from cloche.coding_agents.conversations import has_conversation
 from cloche.coding_agents.row import CodingAgent
 
@@ -22,3 +25,14 @@ def test_a_conversation_is_found_and_no_link_is_followed(tmp_path: Path) -> None
     assert has_conversation(str(home), ROW)
     assert not has_conversation(str(tmp_path / "none"), ROW)
     assert has_conversation(str(tmp_path / "none"), CodingAgent(name="x", title="x", program="x"))
+
+
+def test_names_of_all_folders_have_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest can make as many folders as names in each of them, at every level of a pattern."""
+    monkeypatch.setattr(conversations, "MOST_NAMES", 20)
+    for number in range(20):
+        (tmp_path / f".fake/projects/{number}").mkdir(parents=True)
+        (tmp_path / f".fake/projects/{number}/1.jsonl").touch()
+    assert not has_conversation(str(tmp_path), ROW)
+    monkeypatch.undo()
+    assert has_conversation(str(tmp_path), ROW)
