@@ -14,6 +14,7 @@ import pytest
 
 import cloche
 from cloche.cli._agent_review import review
+from cloche.coding_agents.discard import save_and_discard
 from cloche.coding_agents.review import ReviewEnd
 from cloche.core.errors import InvalidRequest
 from cloche.execution.sandbox import AsyncSandbox
@@ -143,6 +144,27 @@ def test_a_failing_check_asks_again_and_writes_nothing_by_itself(project: Path) 
     assert (project / "a.txt").read_text() == PART
     assert files_of(project) == BEFORE
     assert {"a.txt", "b.txt"} < set(left)
+
+
+def test_what_comes_after_the_archive_is_not_discarded(project: Path, tmp_path: Path) -> None:
+    """An agent that still runs may go on between the two; then nothing is discarded."""
+
+    async def discarded() -> bytes:
+        async with AsyncSandbox(workspace=str(project), live=True) as sandbox:
+            await sandbox.write_file("first", "1")
+            diff, save = await sandbox.diff(), sandbox.save_changes
+
+            async def save_and_go_on(target: str, diff_id: str) -> int:
+                size = await save(target, diff_id)
+                await sandbox.write_file("second", "2")
+                return size
+
+            sandbox.save_changes = save_and_go_on  # type: ignore[method-assign, assignment]
+            with pytest.raises(InvalidRequest, match="nothing was discarded"):
+                await save_and_discard(sandbox, diff.id, str(tmp_path))
+            return await sandbox.read_file("first") + await sandbox.read_file("second")
+
+    assert asyncio.run(discarded()) == b"12"
 
 
 def test_discarded_changes_are_saved_first(project: Path) -> None:

@@ -283,11 +283,15 @@ class HostFolderOperations(NameOperations):
 
         Raises SandboxFileError for files that the sandbox's user may not write.
         """
+        return await self._discard_of(await self.diff(), paths)
+
+    async def _discard_of(self, diff: Diff, paths: Collection[str] | None = None) -> tuple[str, ...]:
+        """Restore the host's files at the paths of a diff that was just made; see `discard`."""
         from cloche.workspace.archive import pack
 
         open_folder = self._require_folder()
         live = self._require_live("discard")
-        found_changes = selected((await self.diff()).changes, paths, with_folders=False)
+        found_changes = selected(diff.changes, paths, with_folders=False)
         changes = [change for change in found_changes if not is_of_git(change)]
         back = [change.old_path or change.path for change in changes if change.what != "added"]
         packed = await _finished(lambda: pack(open_folder.fd, sorted(back), max_bytes=open_folder.folder.disk_bytes))
