@@ -23,7 +23,7 @@ from .. import layout
 from ..host import Host
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-MOVED = ".cloche-moved"  # the name of a file that was where a mount point must be
+MOVED = ".cloche-moved-"  # after the name of what was where a mount point must be, before a random number
 
 
 def rows(home: HomeFolder | None, host: Host) -> Iterator[layout.Row]:
@@ -95,4 +95,5 @@ def _is_file(parent: int, name: str) -> bool:
 
 def _make_way(parent: int, name: str) -> None:
     with suppress(FileNotFoundError):
-        os.rename(name, f"{name}{MOVED}", src_dir_fd=parent, dst_dir_fd=parent)
+        aside = f"{name[:40]}{MOVED}{os.urandom(8).hex()}"  # which the guest can neither have made nor know
+        os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
