@@ -40,6 +40,7 @@ from cloche.records.ids import new_id
 from cloche.records.sandboxes import ENDED, RUNNING, STARTING, SandboxFacts
 from cloche.records.workers import is_gone, is_here
 from cloche.records.writer import Writer
+from cloche.wire.asking import ask_nobody
 from cloche.wire.attachments import Attachment, sandbox_name
 from cloche.wire.callers import BROWSER, Caller
 from cloche.wire.held import Terms, as_info, needs_worker, open_held, until_over
@@ -125,6 +126,7 @@ class Sandboxes:
             await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
             raise
         attachment = Attachment(id=sandbox_id, sandbox=sandbox, is_held=is_held)
+        ask_nobody(sandbox)
         self._open[sandbox_id] = asyncio.ensure_future(_ready(attachment))
         if is_held:
             attending = asyncio.ensure_future(self._attend(attachment, project, terms))
@@ -395,6 +397,7 @@ class Sandboxes:
     async def _attach(self, facts: SandboxFacts) -> Attachment:
         sandbox = await asyncio.to_thread(_come_back, facts.name, self._options)
         await sandbox.__aenter__()
+        ask_nobody(sandbox)
         return Attachment(id=facts.id, sandbox=sandbox, previous_worker=self._ours.get(facts.id))
 
     async def _has_ended(self, facts: SandboxFacts) -> bool:

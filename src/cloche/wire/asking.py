@@ -15,6 +15,7 @@ from cloche.agent.approval import ApprovalRequest, Decided, Decision, record_dec
 from cloche.audit.log import acting
 from cloche.core.errors import ClocheError, NotFound
 from cloche.core.remote import ANSWER_S, MOST_QUESTIONS
+from cloche.execution.sandbox import AsyncSandbox
 
 from .attachments import AskedHost
 from .callers import Caller
@@ -79,6 +80,16 @@ class Questions:
         for question in self._waiting.values():
             if not question.answer.done():
                 question.answer.set_result(None)
+
+
+def ask_nobody(sandbox: AsyncSandbox) -> None:
+    """Have hosts without a rule refused while no client is asked: nobody else may decide for a client of a service."""
+    if sandbox.policy.on_network == "ask":
+        sandbox.network.ask(_no_answer)
+
+
+async def _no_answer(_host: str, _port: int) -> None:
+    """Give no answer: the connection is refused, and the next one asks again."""
 
 
 @contextmanager
