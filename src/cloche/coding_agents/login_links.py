@@ -32,6 +32,7 @@ MOST_CHARS, MOST_LINKS, MOST_ENTRIES = 4096, 5, 64
 LEAST_S = 2.0  # between two links
 LEAST_PORT = 32_768  # of those that a system gives to who asks for any
 _LINK = re.compile(r"https://[\x21-\x7e]+")
+_DOTS = re.compile(r"/(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)  # which a browser takes out of a path
 
 
 def check_link(text: str, login: Login) -> str:
@@ -48,7 +49,8 @@ def _is_below(scheme: str, netloc: str, path: str, origin: str) -> bool:
     """Tell whether a link is one of an origin, which may have a path that the link's begins with."""
     own = urlsplit(origin)
     folder = own.path.rstrip("/")
-    return (scheme, netloc) == (own.scheme, own.netloc) and f"{path}/".startswith(f"{folder}/")
+    is_same = (scheme, netloc) == (own.scheme, own.netloc)
+    return is_same and f"{path}/".startswith(f"{folder}/") and _DOTS.search(path) is None
 
 
 def callback_port(link: str, login: Login) -> int | None:

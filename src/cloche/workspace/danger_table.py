@@ -104,13 +104,13 @@ TABLE: tuple[DangerRow, ...] = (
            " build.gradle.kts settings.gradle settings.gradle.kts gradle.properties init.gradle pom.xml build.xml"
            " build.sbt build.sc mvnw mvnw.cmd gradlew gradlew.bat dockerfile containerfile docker-compose.yml"
            " docker-compose.yaml compose.yml compose.yaml docker-compose.override.yml vagrantfile procfile .npmrc"
-           " .pnpmfile.cjs pnpm-workspace.yaml bunfig.toml deno.json deno.jsonc lerna.json nx.json turbo.json"
+           " .pnpmfile.cjs .pnpmfile.mjs .pnp.cjs .pnp.loader.mjs pnpm-workspace.yaml bunfig.toml deno.json deno.jsonc lerna.json nx.json turbo.json"
            " gulpfile.js gulpfile.mjs gulpfile.ts gruntfile.js gruntfile.ts rakefile gemfile .rspec justfile"
            " .justfile taskfile.yml taskfile.yaml earthfile tiltfile skaffold.yaml build build.bazel workspace"
            " workspace.bazel module.bazel .bazelrc buck .buckconfig composer.json mix.exs rebar.config package.swift"
            " podfile fastfile directory.build.props directory.build.targets nuget.config default.nix shell.nix"
            " flake.nix pip.conf .pypirc uv.toml .condarc environment.yml environment.yaml go.work go.mod binding.gyp"
-           " hatch_build.py cmakeuserpresets.json gradle-wrapper.properties compose.override.yml"
+           " devenv.nix hatch_build.py cmakeuserpresets.json gradle-wrapper.properties compose.override.yml"
            " compose.override.yaml .latexmkrc latexmkrc"),
     # Packages are installed as a lock file says, from the sources that it names.
     *_rows("name", BUILD,
@@ -147,11 +147,12 @@ TABLE: tuple[DangerRow, ...] = (
     *_rows("name", AGENT,
            "agents.md agents.override.md claude.md claude.local.md gemini.md qwen.md warp.md skill.md .cursorrules"
            " .windsurfrules .clinerules .goosehints .roorules .roomodes .rules .mcp.json mcp.json .aider.conf.yml"
-           " .cursorignore .aiderignore .geminiignore opencode.json crush.json copilot-instructions.md agent.md"
-           " crush.md .crush.json", guards=True),
+           " .cursorignore .aiderignore .geminiignore opencode.json opencode.jsonc crush.json"
+           " copilot-instructions.md agent.md crush.md .crush.json", guards=True),
     *_rows("folder", AGENT,
            ".cursor .claude .codex .gemini .windsurf .clinerules .roo .kiro .opencode .continue .agents .amazonq"
-           " .junie .augment .goose .agent .qwen .factory .trae .kilocode .openhands .claude-plugin", guards=True),
+           " .junie .augment .goose .agent .qwen .factory .trae .kilocode .openhands .claude-plugin .amp"
+           " .copilot", guards=True),
     *_rows("path", AGENT,
            ".github/copilot-instructions.md .github/instructions/* .github/prompts/* .github/agents/*"
            " .github/chatmodes/* .github/hooks/* hooks/hooks.json", guards=True),

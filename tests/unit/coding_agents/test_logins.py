@@ -147,7 +147,8 @@ def test_the_key_is_for_its_owner_alone(monkeypatch: pytest.MonkeyPatch) -> None
         "https://claude.ai@evil.example/", "https://evil.example/https://claude.ai", "https://claude.ai:444/",
         "https://claude.ai/\n--version", "https://claude.ai/ x", "-https://claude.ai/", "https://claude.ai\\@evil.example/",
         "https://login.example.com/", "https://login.example.com/oauth2/x", "https://claude.ai/" + "x" * MOST_CHARS,
-        "https://CLAUDE.ai/", "https://claude.ai/\u00e9", "",
+        "https://CLAUDE.ai/", "https://login.example.com/oauth/../x", "https://login.example.com/oauth/%2E./x",
+        "https://claude.ai/\u00e9", "",
     ],
 )  # fmt: skip
 def test_a_link_to_another_place_is_not_opened(link: str) -> None:

@@ -127,6 +127,15 @@ def test_a_link_in_place_of_a_folder_with_rows_is_told(path: str) -> None:
     assert not dangers_of(change(path, kind="directory", mode=0o755))
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["opencode.jsonc", ".opencode/plugins/x.js", ".amp/settings.json", ".pnp.cjs", ".pnpmfile.mjs", "devenv.nix"],
+)
+def test_what_an_agent_or_a_package_tool_runs_by_itself_is_told(path: str) -> None:
+    """Each of them names programs, or is one, that starts on the host with the tool alone."""
+    assert dangers_of(change(path))
+
+
 def test_what_makes_a_folder_a_repository_is_told() -> None:
     """A `HEAD` is by itself; what may be told by a look at the host is asked of files and folders of git's names."""
     assert dangers_of(change("d/HEAD")) == (GIT,)
