@@ -104,14 +104,14 @@ TABLE: tuple[DangerRow, ...] = (
            " build.gradle.kts settings.gradle settings.gradle.kts gradle.properties init.gradle pom.xml build.xml"
            " build.sbt build.sc mvnw mvnw.cmd gradlew gradlew.bat dockerfile containerfile docker-compose.yml"
            " docker-compose.yaml compose.yml compose.yaml docker-compose.override.yml vagrantfile procfile .npmrc"
-           " .pnpmfile.cjs .pnpmfile.mjs .pnp.cjs .pnp.loader.mjs pnpm-workspace.yaml bunfig.toml deno.json deno.jsonc lerna.json nx.json turbo.json"
+           " .pnpmfile.cjs pnpm-workspace.yaml bunfig.toml deno.json deno.jsonc lerna.json nx.json turbo.json"
            " gulpfile.js gulpfile.mjs gulpfile.ts gruntfile.js gruntfile.ts rakefile gemfile .rspec justfile"
            " .justfile taskfile.yml taskfile.yaml earthfile tiltfile skaffold.yaml build build.bazel workspace"
            " workspace.bazel module.bazel .bazelrc buck .buckconfig composer.json mix.exs rebar.config package.swift"
            " podfile fastfile directory.build.props directory.build.targets nuget.config default.nix shell.nix"
            " flake.nix pip.conf .pypirc uv.toml .condarc environment.yml environment.yaml go.work go.mod binding.gyp"
-           " devenv.nix hatch_build.py cmakeuserpresets.json gradle-wrapper.properties compose.override.yml"
-           " compose.override.yaml .latexmkrc latexmkrc"),
+           " hatch_build.py cmakeuserpresets.json gradle-wrapper.properties compose.override.yml"
+           " compose.override.yaml .latexmkrc latexmkrc .pnpmfile.mjs .pnp.cjs .pnp.loader.mjs devenv.nix"),
     # Packages are installed as a lock file says, from the sources that it names.
     *_rows("name", BUILD,
            "package-lock.json npm-shrinkwrap.json yarn.lock pnpm-lock.yaml bun.lock bun.lockb deno.lock poetry.lock"
