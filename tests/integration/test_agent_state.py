@@ -81,10 +81,10 @@ def test_of_two_starts_at_once_in_an_open_sandbox_one_starts_the_agent(
         first.leave()
         both = [Terminal("claude", verb="agent") for _ in range(2)]
         deadline = time.monotonic() + 60
-        while not any("goes on without a terminal" in terminal.text for terminal in both):
+        while not any("from another terminal" in terminal.text for terminal in both):
             assert time.monotonic() < deadline
             for terminal in both:
-                terminal.shows("goes on without a terminal", patience_s=0.1)
+                terminal.shows("from another terminal", patience_s=0.1)
         with cloche.Sandbox.attach(place.sandbox) as sandbox:
             running = [process for process in sandbox.processes() if process.exit_code is None]
         assert ["bin/claude" in process.command for process in running] == [True]

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import cloche as library
+from cloche.keeper import registry
+from cloche.keeper.attach import visit
 from tests.harness.terminals import Terminal
 
 pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody_at_a_terminal", "cloche_on_path")]
@@ -111,6 +113,14 @@ def test_stop_asks_all_to_end_and_ends_the_sandbox() -> None:
         assert (done.stdout, done.stderr, done.returncode) == (b"box\n", b"", 0)
         assert process.stdout.read() == b"bye\n"
     assert cloche("ps").stdout == b"there are no named sandboxes\n"
+
+
+def test_files_can_be_read_after_the_processes_were_asked_to_end(box: library.Sandbox) -> None:
+    """No guest that waited, and has the signal still to come, is given the operation."""
+    box.write_file("/tmp/work", "done")
+    box.exec(["sh", "-c", "sleep 0.3; kill -STOP -1"])  # what is stopped ends by SIGTERM once it goes on
+    visit(registry.find("box"), "stop", grace_s=5.0)
+    assert box.read_file("/tmp/work") == b"done"
 
 
 def test_the_next_one_is_ended_where_one_is_gone() -> None:

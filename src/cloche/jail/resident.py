@@ -480,6 +480,8 @@ class Resident(CommandParent):
             self._continue_newest_first()
         elif number == SIGSTOP:
             self._stop_shells()
+        elif number == SIGTERM:
+            self.drop_spares()  # the signal may end one after it was given an order
         try:
             posix.kill(-1, number)
         except OSError:
@@ -612,7 +614,8 @@ class ResidentFork:
         posix.kill(self.pid, SIGCONT)
 
     def end(self) -> None:
-        """End it, as a guest that waits."""
+        """End it, as a guest that waits: until its end is noted, no order is given to it."""
+        self.error = {"kind": "start", "message": "it was ended while it waited"}
         posix.kill(self.pid, SIGKILL)
 
     def conclude(self) -> dict[str, Any]:
