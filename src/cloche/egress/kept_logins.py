@@ -192,7 +192,11 @@ class KeptLogins:
         current = self._current.get(request.name)
         if not reply["is_begun"]:
             return WholeAnswer(status=200, body=current.answer.encode()) if current is not None else _logged_out()
-        return await self._begun(number, request, current, reply["since"])
+        try:
+            return await self._begun(number, request, current, reply["since"])
+        except BaseException:  # a fault of ours: the lock is not held for it
+            self._give_up(number, is_known=False)
+            raise
 
     async def _begun(self, number: int, request: TokenRequest, current: CurrentLogin | None, since: str) -> WholeAnswer:
         tokens = Tokens(request.name, current, is_new=request.kind == "login")
@@ -263,10 +267,10 @@ class KeptLogins:
     def _tell_end(self, number: int, **outcome: Any) -> Awaitable[Message]:  # noqa: ANN401
         return self._ask("end", number, **{**NO_OUTCOME, **outcome})
 
-    def _give_up(self, number: int) -> None:
-        """Have no lock held for an exchange that waits for it no more."""
+    def _give_up(self, number: int, *, is_known: bool = True) -> None:
+        """Have no lock held for an exchange that waits for it no more, or whose end nobody will tell."""
         with suppress(OSError):
-            messages.send(self._link, "end", {"number": number, **NO_OUTCOME})
+            messages.send(self._link, "end", {"number": number, **NO_OUTCOME, "is_known": is_known})
 
     def _receive(self) -> None:
         try:

@@ -10,6 +10,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from cloche.egress.login_file import Login as Kept
 from cloche.egress.login_file import LoginFile
 from cloche.egress.login_server import LoginServer
 from cloche.egress.placeholders import FAR_AHEAD, lasting_placeholder
+from cloche.egress.stream import Stream
 from tests.harness.internet.logins import ACCESS, CLAIMS, REFRESH, web_token
 
 LOGIN = Login(
@@ -209,34 +211,44 @@ def test_few_links_are_opened(tmp_path: Path) -> None:
     assert len(list(elsewhere.iterdir())) == 10
 
 
-def test_a_refresh_that_waits_too_long_gives_the_lock_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its turn comes after its end: the lock is then free for every other sandbox, and what it notes stays."""
+async def refresh_once(file: LoginFile, mark: str, *, held: bool) -> int:
+    """Refresh by a host that no connection can be made to, with the lock `held`; return the status, 0 for a fault."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    threading.Thread(target=LoginServer(theirs.detach(), {"CLAUDE": file}).serve).start()
+    capture = Capture(url="https://login.example.com/token", hosts=("api.example.com",))
+    logins = kept_logins.KeptLogins(ours.detach(), [("CLAUDE", capture)], frozenset(), [], lambda _: None)
+
+    async def connect() -> Stream:
+        raise ZeroDivisionError
+
+    try:
+        await logins.look()
+        head = RequestHead(method=b"POST", target=capture.path, headers=[])
+        body = json.dumps({"grant_type": "refresh_token", "refresh_token": mark}).encode()
+        edit = logins.body_edit(capture.host, head, None, connect, lambda _: None)
+        assert isinstance(edit, kept_logins.ExchangeBody)
+        with file.locked() if held else nullcontext(), suppress(ZeroDivisionError):
+            answer = await edit.answer(body)
+        waiting = [thread for thread in threading.enumerate() if thread.name == "cloche-login"]
+        for thread in waiting:
+            await asyncio.to_thread(thread.join, 10)
+        assert not any(thread.is_alive() for thread in waiting)
+        return answer.status if held and answer is not None else 0
+    finally:
+        logins.close()
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_no_refresh_holds_the_lock_beyond_its_end(monkeypatch: pytest.MonkeyPatch, *, held: bool) -> None:
+    """It has waited too long when its turn comes, or it fails: the lock is free, and what it notes stays."""
     marks = keep("claude", {"access_token": ACCESS, "refresh_token": REFRESH})
     key = user_key()
     assert key is not None
     file = LoginFile(login_path("claude"), key.key)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    threading.Thread(target=LoginServer(theirs.detach(), {"CLAUDE": file}).serve).start()
-    monkeypatch.setattr(kept_logins, "LOCK_S", 0.05)
-
-    async def refresh() -> None:
-        capture = Capture(url="https://login.example.com/token", hosts=("api.example.com",))
-        logins = kept_logins.KeptLogins(ours.detach(), [("CLAUDE", capture)], frozenset(), [], lambda _: None)
-        try:
-            await logins.look()
-            head = RequestHead(method=b"POST", target=capture.path, headers=[])
-            body = json.dumps({"grant_type": "refresh_token", "refresh_token": marks["refresh_token"]}).encode()
-            edit = logins.body_edit(capture.host, head, None, lambda: pytest.fail("it is sent"), lambda _: None)
-            with file.locked() as lock:
-                os.pwrite(lock, b"then", 0)
-                answer = await edit.answer(body)
-            assert answer.status == 503
-            waiting = [thread for thread in threading.enumerate() if thread.name == "cloche-login"]
-            for thread in waiting:
-                await asyncio.to_thread(thread.join, 10)
-            assert not any(thread.is_alive() for thread in waiting)
-        finally:
-            logins.close()
-
-    asyncio.run(refresh())
-    assert Path(f"{file.path}.lock").read_text() == "then"
+    lock = Path(f"{file.path}.lock")
+    lock.touch(0o600)
+    lock.write_text("then")
+    monkeypatch.setattr(kept_logins, "LOCK_S", 0.05 if held else 60)
+    assert asyncio.run(refresh_once(file, marks["refresh_token"], held=held)) == (503 if held else 0)
+    assert (lock.read_text() == "then") == held
+    assert lock.read_text()
