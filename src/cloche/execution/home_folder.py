@@ -46,7 +46,10 @@ def give_home(sandbox: AsyncSandbox, path: str, inside: str) -> None:
     The folder is made if it is missing. Raises InvalidRequest for a wrong path, BackendUnavailable if this host cannot.
     """
     if why := why_no_home(sandbox):
-        raise BackendUnavailable(f"home: {why}.", remedy="See cloche doctor; in a container: --container-profile.")
+        raise BackendUnavailable(
+            f"home: a coding agent needs a view of the project, which is not possible here: {why}.",
+            remedy="cloche doctor says why; a container needs the profile of cloche doctor --container-profile.",
+        )
     top = state_file("agents")
     if top is None or not os.path.normpath(path).startswith(f"{top}/"):
         raise InvalidRequest(f"home: {path!r} is not below {top}")
