@@ -12,6 +12,8 @@ import pytest
 from cloche.coding_agents.archives import Restored, Saver, archives, pending_archive, restore, save, settle
 from cloche.coding_agents.places import AgentPlace
 from cloche.execution.sandbox import AsyncSandbox
+from cloche.keeper import registry
+from cloche.keeper.attach import visit
 
 pytestmark = pytest.mark.both_users
 GIT = "git -c user.name=Ada -c user.email=ada@example.org"
@@ -165,6 +167,20 @@ def test_what_cannot_be_read_is_named_each_time(place: AgentPlace) -> None:
         return named
 
     assert asyncio.run(saving()) == [["e"], ["e"], ["e"], []]
+
+
+def test_work_is_read_at_once_when_all_were_asked_to_end(place: AgentPlace) -> None:
+    """A process that waits for orders inside gets the signal, too, and no order."""
+
+    async def read() -> None:
+        async with new(place) as sandbox:
+            await sandbox.write_file("work", "x")
+            for _ in range(15):
+                await asyncio.to_thread(visit, registry.find(place.sandbox), "stop", grace_s=5.0, timeout_s=60)
+                assert (await sandbox.diff()).changes
+            await sandbox.kill()
+
+    asyncio.run(read())
 
 
 def test_names_do_not_make_an_archive_unreadable(place: AgentPlace) -> None:

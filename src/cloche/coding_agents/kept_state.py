@@ -23,6 +23,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from cloche import hostfs
+from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape_name
 from cloche.core.record import asdict, dataclass, field
 from cloche.workspace.host_files import HostTree
 
@@ -172,6 +174,11 @@ def _read_state(place: AgentPlace, row: CodingAgent) -> _State:
         home_fd = hostfs.open_folder(place.home)
     except FileNotFoundError:
         return state
+    except PermissionError as error:
+        raise InvalidRequest(
+            f"{escape_name(place.home)} cannot be read: an earlier session has taken its permissions away; "
+            "restore them by chmod 700"
+        ) from error
     try:
         with HostTree(home_fd) as tree:
             _Reading(tree, state).read((*row.state_to_review, *EVERYWHERE))

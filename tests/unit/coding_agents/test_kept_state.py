@@ -126,6 +126,20 @@ def test_a_folder_that_cannot_be_listed_hides_nothing_unnoticed(place: AgentPlac
     assert shown.cut == (".config/git/**",) if os.geteuid() else shown.changes
 
 
+@pytest.mark.both_users
+def test_a_home_without_permissions_is_no_defect(place: AgentPlace) -> None:
+    """The session is not started, and the user is told what to do."""
+    os.chmod(place.home, 0)
+    try:
+        if os.geteuid():
+            with pytest.raises(InvalidRequest, match="chmod 700"):
+                state_changes(place, CLAUDE)
+        else:
+            assert told(place) == []
+    finally:
+        os.chmod(place.home, 0o700)
+
+
 def test_many_changed_files_are_compared_within_one_bound(place: AgentPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it, a diff is right, too, but does not look for lines that are the same."""
     monkeypatch.setattr(kept_state, "MOST_ALL_STEPS", 60_000)
