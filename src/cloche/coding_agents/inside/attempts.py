@@ -209,8 +209,11 @@ def sockets(family: int, kind: int, protocol: int) -> Came:
 
 
 def texts(*paths: str) -> Came:
-    """Return the environments and command lines of all processes, and some files, for the caller to look through."""
-    numbers = [name for name in posix.listdir("/proc") if name.isdigit()][:MOST_PROCESSES]
+    """Return the environments and command lines of all processes, and some files, for the caller to look through.
+
+    Where there are more than fit, those of the newest processes.
+    """
+    numbers = sorted((name for name in posix.listdir("/proc") if name.isdigit()), key=int)[: -MOST_PROCESSES - 1 : -1]
     processes = [f"/proc/{number}/{file}" for number in numbers for file in ("environ", "cmdline")]
     held: list[bytes] = []
     for path in (*paths, *processes):
