@@ -168,17 +168,22 @@ def status_lines(described: AgentStatus) -> list[str]:
     from .ps import spelled
 
     terminal = "on a terminal" if described.is_attached else "without a terminal"
-    changes = f"{described.files} files, {described.dangers} dangerous"
-    changes += f", {described.conflicts} conflicts" if described.conflicts else ""
+    processes = _counted(described.processes, "process", "processes")
+    changes = f"{_counted(described.files, 'file', 'files')}, {described.dangers} dangerous"
+    changes += f", {_counted(described.conflicts, 'conflict', 'conflicts')}" if described.conflicts else ""
     sizes = [format_size(size) for size in (described.memory_bytes, described.state_bytes)]
     return [
         f"{described.sandbox}: {described.state}, {terminal}, for {spelled(round(described.age_s))}",
         f"project: {escape_name(described.folder)}",
         f"changed: {changes}; cloche agent review {described.sandbox}",
         f"saved: {_ago(described.saved_ago_s)}",
-        f"{described.processes} processes, {sizes[0]} of memory, {described.cpu_s:.0f} s of processor",
+        f"{processes}, {sizes[0]} of memory, {described.cpu_s:.0f} s of processor",
         f"home folder: {sizes[1]}",
         *described.network.lines(),
         *(f"refused {row.host}:{row.port}: {row.why}" for row in described.network.refused if row.why),
         *map(escape_line, described.problems),
     ]
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

@@ -153,8 +153,6 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
             await asyncio.to_thread(_note_start, launch, settings)
             yield sandbox
         return
-    if launch.row.login is not None and not has_login and not keywords["secrets"]:
-        tell(f"no key is set, and there is no login; make one for all projects: cloche agent login {launch.row.name}")
     login = await asyncio.to_thread(login_of, launch.row)
     all_keywords: Any = {**keywords, "secrets": login.added_to(keywords["secrets"])}
     sandbox = AsyncSandbox(**all_keywords)
@@ -169,6 +167,8 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
         except BaseException:
             await finish(sandbox.kill())  # the next start must not find it
             raise
+        if launch.row.login is not None and not has_login and not keywords["secrets"]:
+            tell(f"no key is set, and there is no login; for all projects: cloche agent login {launch.row.name}")
         await _watch(launch)
         yield sandbox
 
