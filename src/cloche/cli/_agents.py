@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
 
+from cloche.core.errors import ClocheError
+
 from .app import root
 from .options import CommandGroup
-from .output import guarded
+from .output import exit_code_of_error, say
 
 if TYPE_CHECKING:
     from cloche.coding_agents.row import CodingAgent
@@ -39,19 +41,15 @@ class _Agents(CommandGroup):
         return [*_known(), *(name for name in super().list_commands(ctx) if not name.startswith("_"))]
 
 
-def _known() -> dict[str, CodingAgent]:
+def _known() -> Mapping[str, CodingAgent]:
     """Return all agents by name. A wrong configuration ends the command with one line, as it ends every other one."""
     from cloche.coding_agents.own_rows import known_agents
 
-    agents: dict[str, CodingAgent] = {}
-
-    def read() -> int:
-        agents.update(known_agents())
-        return 0
-
-    if code := guarded(read):
-        raise click.exceptions.Exit(code)
-    return agents
+    try:
+        return known_agents()
+    except ClocheError as error:  # `guarded` would handle signals, also where commands are only listed
+        say(str(error))
+        raise click.exceptions.Exit(exit_code_of_error(error)) from error
 
 
 def _import_subcommands() -> None:
