@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from cloche.coding_agents.host_hooks import HOOKS
+from cloche.coding_agents.places import AgentPlace
 from tests.harness import model_servers
 from tests.harness.agents import programs
 from tests.harness.internet.providers import VALUES
@@ -165,12 +166,12 @@ class Place:
         return model_servers.results(SCRIPT.asked())
 
     def end(self) -> None:
-        """End its sandboxes."""
+        """End its sandbox."""
         if (self.home / "state").exists():
             return  # there is none
-        rows: Sequence[Mapping[str, str]] = json.loads(self.run(*CLOCHE, "sandbox", "list", "--json") or "[]")
-        for row in rows:
-            self.run(*CLOCHE, "sandbox", "kill", row["name"], "--yes", "--force")
+        name = AgentPlace(agent="shell", folder=str(self.project)).sandbox
+        words = [*CLOCHE, "sandbox", "kill", name, "--yes", "--force"]  # it may be that none was opened
+        subprocess.run(words, env=self.env, cwd=self.project, capture_output=True, check=False)
 
 
 @pytest.fixture(params=list(AGENTS))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cloche import Sandbox
+from cloche.coding_agents.places import AgentPlace
 from tests.harness.commands import imported_once
 
 COMMAND_S = 60
@@ -53,10 +54,9 @@ class HostAgent:
         )  # fmt: skip
 
     def end(self) -> None:
-        """End its sandboxes."""
-        listed = self.sh(f"{self.cloche} sandbox list --json").stdout
-        for row in json.loads(listed or "[]"):
-            self.sh(f"{self.cloche} sandbox kill {row['name']} --yes --force")
+        """End its sandbox: another one on this machine is none of ours."""
+        name = AgentPlace(agent="shell", folder=str(self.project)).sandbox
+        self.sh(f"{self.cloche} sandbox kill {name} --yes --force")
 
 
 @pytest.fixture(scope="module")
