@@ -13,6 +13,7 @@ declare -A package_of=(
     [cc]=gcc [g++]=g++ [bwrap]=bubblewrap [setpriv]=util-linux [git]=git [ps]=procps
     [dockerd]=docker.io [docker]=docker.io [busybox]=busybox-static [runsc]=runsc
     [qemu-system-x86_64]=qemu-system-x86 [openssl]=openssl [debugfs]=e2fsprogs
+    [ssh-keygen]=openssh-client [gpg]=gpg [gpg-agent]=gpg-agent [gpgsm]=gpgsm
     [newuidmap]=uidmap [tmux]=tmux [ip]=iproute2 [curl]=curl [psql]=postgresql-client [systemd-analyze]=systemd [chromium-headless-shell]=chromium-headless-shell
 )
 

@@ -99,7 +99,7 @@ def test_a_branch_is_signed_by_the_users_key_whatever_the_repository_says(
 ) -> None:
     """The author is the user, git accepts the signature, and no program that the guest has named ran."""
     if shutil.which(PROGRAMS[key]) is None:
-        pytest.skip(f"{PROGRAMS[key]} is missing")
+        pytest.skip(f"missing: {PROGRAMS[key]} (make setup-system)")
     with (tmp_path / ".gitconfig").open("a") as file:
         file.write(f"{key(tmp_path)}[commit]\ngpgSign\n")
     programs = {f"gpg.{kind}program": "/bin/false" for kind in ("", "ssh.", "openpgp.", "x509.")}

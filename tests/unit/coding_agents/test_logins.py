@@ -214,7 +214,8 @@ def test_few_links_are_opened(tmp_path: Path) -> None:
 async def refresh_once(file: LoginFile, mark: str, *, held: bool) -> int:
     """Refresh by a host that no connection can be made to, with the lock `held`; return the status, 0 for a fault."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    threading.Thread(target=LoginServer(theirs.detach(), {"CLAUDE": file}).serve).start()
+    server = LoginServer(theirs.detach(), {"CLAUDE": file})
+    threading.Thread(target=server.serve).start()
     capture = Capture(url="https://login.example.com/token", hosts=("api.example.com",))
     logins = kept_logins.KeptLogins(ours.detach(), [("CLAUDE", capture)], frozenset(), [], lambda _: None)
 
@@ -229,6 +230,8 @@ async def refresh_once(file: LoginFile, mark: str, *, held: bool) -> int:
         assert isinstance(edit, kept_logins.ExchangeBody)
         with file.locked() if held else nullcontext(), suppress(ZeroDivisionError):
             answer = await edit.answer(body)
+            while any(end.empty() for end in list(server._ends.values())):  # noqa: ASYNC110 - a thread fills it
+                await asyncio.sleep(0.01)
         waiting = [thread for thread in threading.enumerate() if thread.name == "cloche-login"]
         for thread in waiting:
             await asyncio.to_thread(thread.join, 10)
