@@ -174,6 +174,9 @@ def _link(url: str | None, key_file: str | None) -> int:
     "--sandbox-fusion", "sandbox_fusion",
     help="Answer /run_code and /run_jupyter as SandboxFusion does, with a key in the address.",
 )  # fmt: skip
+@flag("--e2b", "e2b", help="Answer E2B's SDKs, on a port of its own.")
+@option("--e2b-port", metavar="N", default=3000, help="With --e2b: its port; 0 takes a free one.")
+@option("--domain", metavar="NAME", help="With --e2b: ports of sandboxes have host names PORT-ID.NAME, over TLS.")
 @flag("--agents", "agents", help="Show this user's coding agents on the page, and write their changes from there.")
 @option(
     "--secrets-key", metavar="FILE",
@@ -204,6 +207,9 @@ def _serve(
     sandboxes: int,
     worker_address: str | None,
     sandbox_fusion: bool,
+    e2b: bool,
+    e2b_port: int,
+    domain: str | None,
     agents: bool,
     secrets_key: str | None,
     secrets_from: str | None,
@@ -221,6 +227,7 @@ def _serve(
     from cloche.config.settings import given_options
     from cloche.core.limits import parse_duration
     from cloche.server.command import ServeCommand, serve
+    from cloche.server.e2b.options import E2BOptions
 
     command = ServeCommand(
         host=host, port=port, database=database, certificate=tls_certificate, key=tls_key,
@@ -235,6 +242,7 @@ def _serve(
         is_debugging=sandbox_debug,
         has_sandbox_fusion=sandbox_fusion, has_agents=agents, secrets_key=secrets_key or "",
         secrets_from=secrets_from or "",
+        e2b=E2BOptions(host=host, port=e2b_port, domain=domain) if e2b else None,
         options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     switch_on("server")

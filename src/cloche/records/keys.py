@@ -27,6 +27,7 @@ from .tables import APPROVALS, DEFAULT_PROJECT, ApiKey
 
 SCOPES = ("run", "read", "approve", "admin")
 PREFIX = "cloche_"
+E2B_PREFIX = "e2b_"  # before hexadecimal digits: some of E2B's SDKs accept no other key
 _RANDOM_BYTES, _MOST_NAME = 32, 64
 
 
@@ -63,13 +64,13 @@ class KeyFacts:
 
 def create_key(
     database: Database, *, name: str, scopes: Iterable[str], lifetime_s: float | None = None,
-    project: str = DEFAULT_PROJECT, audit: Audit | None = None,
+    project: str = DEFAULT_PROJECT, audit: Audit | None = None, is_e2b: bool = False,
 ) -> tuple[KeyFacts, str]:  # fmt: skip
     """Store a new key; return its description and its text, which cannot be retrieved again.
 
-    Raises InvalidRequest, AuditFailed.
+    With `is_e2b` the text has the form that E2B's SDKs require. Raises InvalidRequest, AuditFailed.
     """
-    text = _new_text()
+    text = _new_text(is_e2b=is_e2b)
     facts = store_key(
         database, _hash(text), name=name, scopes=scopes, lifetime_s=lifetime_s, project=project, audit=audit
     )
@@ -95,7 +96,9 @@ def store_key(
         return key
 
 
-def _new_text() -> str:
+def _new_text(*, is_e2b: bool = False) -> str:
+    if is_e2b:
+        return E2B_PREFIX + secrets.token_hex(_RANDOM_BYTES)
     return PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cloche.audit.log import Audit
     from cloche.records.database import Database
 
+    from .e2b.options import E2BOptions
     from .peers import Listening
     from .service import Service, WorkspaceRoot
 
@@ -62,6 +63,7 @@ class ServeCommand:
     has_agents: bool = False
     secrets_from: str = ""
     secrets_key: str = ""
+    e2b: E2BOptions | None = None
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
 
@@ -121,7 +123,7 @@ async def serving(command: ServeCommand) -> None:
             scheme, port = "https" if is_secure else "http", listener.getsockname()[1]
             shown = "127.0.0.1" if http.is_wildcard(command.host) else http.bracketed(command.host)
             address = f"{scheme}://{shown}:{port}{command.root_path.rstrip('/')}"
-            await _greet(service, address)
+            await _greet(service, address, is_e2b=command.e2b is not None)
             if sha256:
                 facts = {"address": address, "certificate": sha256, "pid": os.getpid()}
                 print(json.dumps(facts), flush=True)  # noqa: T201
@@ -139,7 +141,13 @@ async def serving(command: ServeCommand) -> None:
                 timeout_graceful_shutdown=max(1, round(command.drain_s)), backlog=http.backlog(),
                 ssl_certfile=command.certificate, ssl_keyfile=command.key,
             )  # fmt: skip
-            await http.serve(http.Unsignalled(config), listener, beside.socket, on_stop=service.begin_draining)
+            serving_api = http.serve(http.Unsignalled(config), listener, beside.socket, on_stop=service.begin_draining)
+            if command.e2b is None:
+                await serving_api
+            else:
+                from .e2b.listening import serve_e2b
+
+                await serve_e2b(service, command.e2b, beside=serving_api)
     finally:
         listener.close()
         if beside is not None:
@@ -168,11 +176,11 @@ def _watch(service: Service) -> None:
         watch_queue(lambda: service.runs.waiting, lambda: service.runs.running)
 
 
-async def _greet(service: Service, address: str) -> None:
+async def _greet(service: Service, address: str, *, is_e2b: bool) -> None:
     """Print the address of the service, a one-time link for a browser, and the first key if it was just created."""
     from .identities import make_link_code
 
-    first_key = await asyncio.to_thread(_first_key, service.database, await service.audit())
+    first_key = await asyncio.to_thread(_first_key, service.database, await service.audit(), is_e2b)
     if first_key is not None:
         _say(f"cloche: the first key, which is shown once: {first_key}")
     else:
@@ -183,10 +191,14 @@ async def _greet(service: Service, address: str) -> None:
     _say(f"cloche: open within 10 minutes, once: {address}/login?code={code}")
 
 
-def _first_key(database: Database, audit: Audit | None) -> str | None:
+def _first_key(database: Database, audit: Audit | None, is_e2b: bool) -> str | None:
     from cloche.records.keys import SCOPES, create_key, list_keys
 
-    return None if list_keys(database) else create_key(database, name="first", scopes=SCOPES, audit=audit)[1]
+    return (
+        None
+        if list_keys(database)
+        else create_key(database, name="first", scopes=SCOPES, audit=audit, is_e2b=is_e2b)[1]
+    )
 
 
 def _say(text: str) -> None:

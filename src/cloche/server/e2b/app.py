@@ -1,0 +1,93 @@
+"""The ASGI application: a request goes to the control plane, to envd, the code interpreter, or another port."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from . import ports
+from .calls import E2B, Call, Row, Rows
+from .errors import Dropped, E2BError, answer, connect_answer
+from .target import CODE, ENVD, Target, target_of
+
+# The modules with a table `ROWS`, of the control plane and of the two ports that are served here.
+CONTROL = ("sandboxes",)
+ENVD_PARTS = ("envd.health", "envd.processes")
+CODE_PARTS = ("code.health",)
+TARGET, SHARED = "cloche.e2b.target", "cloche.e2b"
+Answer = Callable[[Exception], Response]
+
+
+class E2BApp:
+    """Serve E2B's protocol."""
+
+    def __init__(self, e2b: E2B):
+        self._e2b = e2b
+        self._control = _router(CONTROL, answer)
+        self._of_port: dict[int, ASGIApp] = {
+            ENVD: _router(ENVD_PARTS, connect_answer),
+            CODE: _router(CODE_PARTS, answer),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] not in ("http", "websocket"):
+            return
+        scope[SHARED] = self._e2b
+        try:
+            target = scope[TARGET] = target_of(Headers(scope=scope), self._e2b.options.domain)
+        except E2BError as error:
+            await _refuse(error, scope, receive, send)
+            return
+        app = self._control if target is None else self._of_port.get(target.port)
+        if app is None:
+            await ports.pass_on(self._e2b, target, scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await app(scope, receive, send)
+
+
+async def _refuse(error: E2BError, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+    else:
+        await answer(error)(scope, receive, send)
+
+
+def rows_of(names: tuple[str, ...]) -> list[Row]:
+    """Return the rows of modules of this package."""
+    rows: list[Row] = []
+    for name in names:
+        module_rows: Rows = import_module(f"{__package__}.{name}").ROWS
+        rows += module_rows
+    return rows
+
+
+def _router(names: tuple[str, ...], to_answer: Answer) -> Router:
+    routes = [Route(row.path, _endpoint(row, to_answer), methods=[row.method]) for row in rows_of(names)]
+    return Router(routes, default=_no_route, redirect_slashes=False)
+
+
+def _endpoint(row: Row, to_answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        target: Target | None = request.scope[TARGET]
+        try:
+            return await row.handler(Call(e2b=request.scope[SHARED], request=request, target=target))
+        except (Dropped, HTTPException):
+            raise
+        except Exception as error:
+            return to_answer(error)
+
+    return endpoint
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    await answer(E2BError(404, f"there is no route {scope['method']} {scope['path'][:200]}"))(scope, receive, send)

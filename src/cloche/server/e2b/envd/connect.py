@@ -1,0 +1,116 @@
+"""Connect RPC with the JSON codec, unary and with streams (connectrpc.com/docs/protocol). Nothing is compressed.
+
+A message of a stream is a byte of flags, its length in four bytes, big endian, and JSON. The last one has flag 2, and
+an error or nothing. A stream that must not look ended is dropped (`Dropped`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from ...streams import HeldStream
+from ..calls import MOST_BODY, Call, Row, read_json
+from ..errors import Dropped, E2BError, connect_error
+
+STREAM_TYPE = "application/connect+json"
+LAST = 0x02
+_HEAD = struct.Struct(">BI")
+NO_BUFFER = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
+Unary = Callable[[Call, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+Stream = Callable[[Call, Mapping[str, Any], AsyncExitStack], Awaitable[AsyncGenerator[Mapping[str, Any]]]]
+
+
+def frame(message: Mapping[str, Any], flags: int = 0) -> bytes:
+    """Return a message of a stream as bytes."""
+    data = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return _HEAD.pack(flags, len(data)) + data
+
+
+async def messages(call: Call) -> AsyncIterator[Mapping[str, Any]]:
+    """Yield the messages of a client's stream. Raises E2BError (400, 413)."""
+    data = bytearray()
+    async for piece in call.request.stream():
+        data += piece
+        while len(data) >= _HEAD.size:
+            flags, length = _HEAD.unpack_from(data)
+            if length > MOST_BODY:
+                raise E2BError(413, f"a message has more than {MOST_BODY} bytes")
+            if len(data) < _HEAD.size + length:
+                break
+            body = bytes(data[_HEAD.size : _HEAD.size + length])
+            del data[: _HEAD.size + length]
+            if flags & LAST:
+                return
+            if flags:
+                raise E2BError(400, "compressed messages are not supported")
+            yield _as_message(read_json(body))
+
+
+def _as_message(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise E2BError(400, "a message must be a JSON object")
+    return value
+
+
+async def _unary_body(call: Call) -> Mapping[str, Any]:
+    data = bytearray()
+    async for piece in call.request.stream():
+        data += piece
+        if len(data) > MOST_BODY:
+            raise E2BError(413, f"the body has more than {MOST_BODY} bytes")
+    return _as_message(read_json(bytes(data) or b"{}"))
+
+
+def unary(service: str, method: str, work: Unary) -> Row:
+    """Return the route of a unary method."""
+
+    async def handler(call: Call) -> Response:
+        call.check_token()
+        return JSONResponse(await work(call, await _unary_body(call)))
+
+    return Row(method="POST", path=f"/{service}/{method}", handler=handler)
+
+
+def server_stream(service: str, method: str, begin: Stream) -> Row:
+    """Return the route of a method that answers with a stream. `begin` may raise before the first message."""
+
+    async def handler(call: Call) -> Response:
+        call.check_token()
+        if not call.request.headers.get("content-type", "").startswith(STREAM_TYPE):
+            raise E2BError(415, f"send {STREAM_TYPE}", connect="invalid_argument")
+        async with AsyncExitStack() as stack:
+            try:
+                body: Mapping[str, Any] = await anext(aiter(messages(call)), {})
+                pieces: AsyncGenerator[Mapping[str, Any]] | Exception = await begin(call, body, stack)
+            except E2BError as error:
+                if error.status == 502:
+                    raise
+                pieces = error
+            except Exception as error:  # in a stream, errors are its last message
+                pieces = error
+            return HeldStream(_framed(pieces), stack.pop_all(), media_type=STREAM_TYPE, headers=NO_BUFFER)
+
+    return Row(method="POST", path=f"/{service}/{method}", handler=handler)
+
+
+async def _framed(pieces: AsyncGenerator[Mapping[str, Any]] | Exception) -> AsyncGenerator[bytes]:
+    if isinstance(pieces, Exception):
+        yield frame({"error": connect_error(pieces)}, LAST)
+        return
+    try:
+        async for piece in pieces:
+            yield frame(piece)
+    except Dropped:
+        raise
+    except Exception as error:
+        yield frame({"error": connect_error(error)}, LAST)
+    else:
+        yield frame({}, LAST)
+    finally:
+        await pieces.aclose()

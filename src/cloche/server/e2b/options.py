@@ -1,0 +1,19 @@
+"""The options of `cloche serve --e2b`."""
+
+from __future__ import annotations
+
+from cloche.core.record import dataclass
+
+PORT = 3000  # E2B's own, for its SDKs in debug mode
+ENVD_VERSION = "0.6.4"  # decides which features SDKs use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class E2BOptions:
+    """Where E2B's protocol is served. With `domain`, ports have host names `PORT-ID.DOMAIN`, over TLS."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    domain: str | None = None
+    certificate: str | None = None
+    key: str | None = None
