@@ -34,7 +34,7 @@ test: setup-system $(VENV)/.dev toolchains agents ## all tests but soak, and wha
 check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass beside its tests
 	@scripts/check.sh
 
-soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, keeper, local, remote, service, workspace, network, agents, batches, signals, other-python, frameworks, fleet or (by name alone) kubernetes
+soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, keeper, local, remote, service, workspace, network, agents, batches, signals, other-python, frameworks, fleet, e2b or (by name alone) kubernetes
 	$(PYTHON_DEV) scripts/soak.py $(AREA)
 
 bench: $(VENV)/.dev ## measure against a plain subprocess and bubblewrap, turn by turn
@@ -51,6 +51,7 @@ toolchains:
 
 agents:
 	@scripts/agents.sh agents >/dev/null
+	@scripts/agents.sh e2b >/dev/null
 
 venv: $(VENV)/.dev ## create .venv with everything that development needs
 

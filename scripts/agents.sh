@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Install the pinned coding agents that tests run, once per machine, and print the folder of their programs:
+# Install the pinned coding agents and SDKs that tests run, once per machine, and print the folder of their programs:
 #   scripts/agents.sh agents         those of `make test`
 #   scripts/agents.sh more-agents    those of `make soak AREA=agents` beside them, from npm
+#   scripts/agents.sh e2b            E2B's packages of `make test`; e2b-older: those of `make soak AREA=e2b` beside them
 #   scripts/agents.sh node 3.11      one of requirements/agents, with this Python
 # The cache is CLOCHE_TEST_AGENTS, else /opt/cloche-agents, where root installs them for all users, else ~/.cache/cloche-agents.
 # No install script of any package is run: what they would do (put a program in place) the links below do.

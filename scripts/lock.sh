@@ -35,7 +35,7 @@ uv pip compile --quiet --no-config --python-version 3.11 --generate-hashes --no-
     --no-emit-index-url --no-emit-find-links "$@" agents/node.in --output-file agents/node.txt
 
 cd ../toolchains
-for folder in . agents more-agents; do
+for folder in . agents more-agents e2b e2b-older; do
     (cd "$folder" && npm install --package-lock-only --ignore-scripts --no-audit --no-fund --omit-lockfile-registry-resolved)
 done
 # Whom one could give money stands in a lock, too; nothing but names, versions and hashes may.

@@ -49,7 +49,9 @@ FLEET = {
 KUBERNETES = ("tests/soak/test_kubernetes.py",)
 # Real coding agents, of the versions in toolchains/*agents.
 AGENTS = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("[eis]*/**/test_agent*_*.py")))
-APART = (*REMOTE, *WORKSPACE, *NETWORK, *AGENTS, *BATCHES, *NODES, *ON_RAY, *OUTSIDE, *KUBERNETES)
+# The service for E2B's own SDKs; all of its tests, since the SDKs of other versions have the short ones too.
+E2B = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_e2b_*.py")))
+APART = (*E2B, *REMOTE, *WORKSPACE, *NETWORK, *AGENTS, *BATCHES, *NODES, *ON_RAY, *OUTSIDE, *KUBERNETES)
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
 AREAS: dict[str, tuple[str, ...]] = {
@@ -82,6 +84,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "agents": (*LONG, "-m", "not container and not machine", *AGENTS),
     "batches": (*LONG, "-m", LOCAL, *BATCHES),
     "fleet": (*LONG, "-m", LOCAL, *NODES),
+    "e2b": (*LONG, "-m", "not container and not machine", *E2B),
     "kubernetes": (*LONG, "-m", LOCAL, *KUBERNETES),
     "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
 }
@@ -99,6 +102,8 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
 }
 # What notebooks use: libraries that show things, and Jupyter.
 NOTEBOOKS = {"notebooks": ("tests/frameworks/test_nbconvert.py",)}
+# E2B's SDK for Python of half a year before.
+E2B_SDKS = {"e2b_older": tuple(path for path in E2B if "sdk" in path)}
 # The packages of E2B and Daytona at the lower bounds of their extras.
 OLDER = {"remote_older": tuple(path for path in REMOTE if "e2b" in path or "daytona" in path)}
 
@@ -133,7 +138,14 @@ def jobs_of(area: str, user: Path, temporary: Path) -> list[Job]:
     if area in ("", "other-python"):
         younger = [version for version in YOUNGER if shutil.which(f"python{version}")]
         jobs += [other_python(version, temporary) for version in (OTHER, *younger)]
-    of_areas = {"frameworks": FRAMEWORKS, "remote": OLDER, "sessions": NOTEBOOKS, "network": CLIENTS, "fleet": FLEET}
+    of_areas = {
+        "frameworks": FRAMEWORKS,
+        "remote": OLDER,
+        "sessions": NOTEBOOKS,
+        "network": CLIENTS,
+        "fleet": FLEET,
+        "e2b": E2B_SDKS,
+    }
     with_packages = {name: tests for key, rows in of_areas.items() if area in ("", key) for name, tests in rows.items()}
     return [*jobs, *of_frameworks(user, temporary, with_packages)]
 

@@ -20,7 +20,7 @@ from cloche.keeper.attach import visit
 from tests.harness.commands import Command, imported_once
 
 END_S = 60
-_FIRST_KEY = re.compile(r"shown once: (cloche_\S+)")
+_FIRST_KEY = r"shown once: (cloche_\S+)"
 _LINK = re.compile(r"once: (http\S+/login\?code=\S+)")
 
 
@@ -73,10 +73,13 @@ MODULES = (
 )  # fmt: skip
 
 
-def start(home: Path, *words: str, key: str = "", program: Sequence[str] = (), **variables: str) -> Service:
+def start(
+    home: Path, *words: str, key: str = "", program: Sequence[str] = (), python: str = "",
+    first_key: str = _FIRST_KEY, modules: Sequence[str] = MODULES, **variables: str,
+) -> Service:  # fmt: skip
     """Start a service with its database below `home`; with a `key` it is one that has been started before.
 
-    It has the modules already; another `program`, a module and its first words, starts by itself.
+    It has the modules already; another `program`, a module and its first words, or another Python starts by itself.
     """
     database, log = home / "records" / "records.db", home / "service.log"
     environ = {**environment(home), **variables}
@@ -84,27 +87,28 @@ def start(home: Path, *words: str, key: str = "", program: Sequence[str] = (), *
     all_words = ["serve", "--port", "0", "--database", str(database), *words]
     process: Command | subprocess.Popen[bytes]
     with log.open("ab") as output:
-        if program:
-            command = [sys.executable, "-m", *program, *all_words]
+        if program or python:
+            command = [python or sys.executable, "-m", *(program or ["cloche"]), *all_words]
             process = subprocess.Popen(
                 command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=home
             )
         else:
-            process = imported_once(*MODULES).start(all_words, env=environ, cwd=home, output=output.fileno())
-    link = _wait_for_link(process, log, begin)
-    found = _FIRST_KEY.search(log.read_text()[begin:])
+            process = imported_once(*modules).start(all_words, env=environ, cwd=home, output=output.fileno())
+    link = wait_for_line(process, log, begin, _LINK)
+    found = re.search(first_key, log.read_text()[begin:])
     return Service(
         address=link.partition("/login")[0], key=found[1] if found else key, link=link, database=database,
         process=process, log=log, environ=environ,
     )  # fmt: skip
 
 
-def _wait_for_link(process: Command | subprocess.Popen[bytes], log: Path, begin: int) -> str:
+def wait_for_line(process: Command | subprocess.Popen[bytes], log: Path, begin: int, pattern: re.Pattern[str]) -> str:
+    """Return the first group of a pattern once the log has it; a service without it is killed."""
     import time
 
     ends = time.monotonic() + END_S
     while time.monotonic() < ends:
-        if (found := _LINK.search(log.read_text()[begin:])) is not None:
+        if (found := pattern.search(log.read_text()[begin:])) is not None:
             return found[1]
         if process.poll() is not None:
             break
@@ -118,6 +122,13 @@ def _wait_for_link(process: Command | subprocess.Popen[bytes], log: Path, begin:
 def serving(home: Path, *words: str, program: Sequence[str] = (), **variables: str) -> Iterator[Service]:
     """Serve for the body; then it must end by SIGTERM, as it should, and its sandboxes after it."""
     service = start(home, *words, program=program, **variables)
+    with ending(service, home):
+        yield service
+
+
+@contextmanager
+def ending(service: Service, home: Path) -> Iterator[Service]:
+    """End a service after the body: by SIGTERM, as it should, and its sandboxes after it."""
     try:
         yield service
     except BaseException:
