@@ -22,6 +22,7 @@ from .tables import StoredSandbox
 
 STARTING, RUNNING, PAUSED, ENDED = STATES = ("starting", "running", "paused", "ended")
 KEEPER, WORKER = "keeper", "worker"  # the process that holds a sandbox open
+PRIVATE = "e2b"  # of a document, which has the variables of a sandbox that was created by E2B's protocol
 KEPT_S = 3_600.0  # how long an ended one is kept
 
 
@@ -48,7 +49,7 @@ class SandboxFacts:
         """Return plain data in the wire's format."""
         return {
             "id": self.id, "state": self.status, "createdAt": self.created_at, "endedAt": self.ended_at,
-            "apiKey": self.api_key, **self.document,
+            "apiKey": self.api_key, **{key: value for key, value in self.document.items() if key != PRIVATE},
         }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche.audit.log import act_for
+from cloche.core.errors import InvalidRequest, NotFound
 from cloche.core.letter_case import camel
 from cloche.core.record import dataclass, field
 from cloche.records.sandboxes import SandboxFacts
@@ -27,6 +28,7 @@ from cloche.wire.uses import Use, using
 
 from ..observe import CALLER
 from ..service import Service
+from . import states
 from .errors import NOT_RUNNING, E2BError, PortError
 from .options import E2BOptions
 from .target import Target
@@ -50,6 +52,11 @@ class E2BModel(BaseModel):
 def row_id(sandbox_id: str) -> str:
     """Return the id of the row of a sandbox with E2B's id."""
     return ROW_PREFIX + sandbox_id
+
+
+def is_own(caller: Caller, facts: SandboxFacts) -> bool:
+    """Tell whether a caller may reach a sandbox: its own, or with scope admin any of the project."""
+    return caller.has("admin") or facts.api_key == caller.key_id
 
 
 def e2b_id(row: str) -> str:
@@ -158,13 +165,28 @@ class Call:
         return validated(model, await asyncio.to_thread(read_json, bytes(data)) if data else {})
 
     async def facts(self, sandbox_id: str, project: str) -> SandboxFacts:
-        """Return the row of a sandbox by E2B's id. Raises E2BError (404)."""
+        """Return the row of a sandbox by E2B's id. Raises E2BError (404), also for one of another face."""
         try:
-            return await self.service.sandboxes.look(row_id(sandbox_id), project)
-        except Exception as error:
-            if getattr(error, "__module__", "").startswith("cloche.core.errors"):
-                raise E2BError(404, f"sandbox {sandbox_id[:64]!r} was not found") from error
-            raise
+            facts = await self.service.sandboxes.look(row_id(sandbox_id), project)
+        except (NotFound, InvalidRequest) as error:
+            raise states.not_found(sandbox_id) from error
+        if "e2b" not in facts.document:
+            raise states.not_found(sandbox_id)
+        return facts
+
+    async def sandbox(self, action: str, scope: str = "run") -> tuple[Caller, SandboxFacts]:
+        """Return the caller, and the row of the path's sandbox, which is the caller's, if `action` is allowed now.
+
+        `action` is a request of `states.TABLE`. A key below scope admin has the sandboxes alone that it created.
+        Raises E2BError.
+        """
+        caller = await self.caller(scope)
+        sandbox_id = self.path["sandbox_id"].partition("-")[0]  # older SDKs add the id of the client
+        facts = await self.facts(sandbox_id, caller.project)
+        if not is_own(caller, facts):
+            raise states.not_found(sandbox_id)
+        states.check(action, facts, sandbox_id)
+        return caller, facts
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Use]:
@@ -192,7 +214,7 @@ class Call:
             facts = await self.facts(self.target.sandbox_id, DEFAULT_PROJECT)
         except E2BError as error:
             raise PortError(self.target.sandbox_id, NOT_RUNNING) from error
-        if facts.status != "running":
+        if states.state_of(facts) != states.RUNNING:
             raise PortError(self.target.sandbox_id, NOT_RUNNING)
         return facts
 
