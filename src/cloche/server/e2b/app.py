@@ -38,28 +38,21 @@ class E2BApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] not in ("http", "websocket"):
+        if scope["type"] != "http":  # `UpgradeProtocol` has made one of a web socket
             return
         scope[SHARED] = self._e2b
         try:
             target = scope[TARGET] = target_of(Headers(scope=scope), self._e2b.options.domain)
+            if target is not None and target.port == CODE:
+                await ports.check_traffic(Call(e2b=self._e2b, request=Request(scope), target=target))
         except E2BError as error:
-            await _refuse(error, scope, receive, send)
+            await answer(error)(scope, receive, send)
             return
         app = self._control if target is None else self._of_port.get(target.port)
         if app is None:
             await ports.pass_on(self._e2b, target, scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
         else:
             await app(scope, receive, send)
-
-
-async def _refuse(error: E2BError, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008})
-    else:
-        await answer(error)(scope, receive, send)
 
 
 def rows_of(names: tuple[str, ...]) -> list[Row]:

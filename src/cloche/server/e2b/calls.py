@@ -21,6 +21,7 @@ from cloche.core.record import dataclass, field
 from cloche.records.sandboxes import SandboxFacts
 from cloche.records.tables import DEFAULT_PROJECT
 from cloche.records.workers import shared_key
+from cloche.serving.http import SLOW_BODY
 from cloche.wire.bodies import validated
 from cloche.wire.callers import Caller
 from cloche.wire.problems import Refused
@@ -224,6 +225,7 @@ class Call:
         sent = self.request.headers.get(TOKEN_HEADER, "")
         if not hmac.compare_digest(sent.encode(), self.e2b.access_token(self.target.sandbox_id).encode()):
             raise E2BError(401, "the access token of the sandbox is missing or wrong")
+        self.request.scope[SLOW_BODY] = True
 
 
 def read_json(data: bytes) -> Any:  # noqa: ANN401 - JSON

@@ -46,10 +46,10 @@ class E2BError(Exception):
 
 
 class PortError(E2BError):
-    """No port of a sandbox answers: it does not run, or nothing listens there."""
+    """An error of the proxy to a sandbox's ports: 502 where it does not run, or nothing listens there."""
 
-    def __init__(self, sandbox_id: str, message: str, port: int | None = None):
-        super().__init__(502, message, connect="unavailable")
+    def __init__(self, sandbox_id: str, message: str, port: int | None = None, *, status: int = 502):
+        super().__init__(status, message, connect="unavailable" if status == 502 else None)
         self.sandbox_id, self.port = sandbox_id, port
 
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import uvicorn
 
-from cloche.core.remote import MOST_MESSAGE
 from cloche.serving import http
 
 from ..observe import RequestObserver
 from ..service import Service
-from ..web_frames import BoundedWebSocket
 from .app import E2BApp
 from .calls import E2B, key_of
 from .options import E2BOptions
+from .upgrades import UpgradeProtocol
 
 
 async def serve_e2b(service: Service, options: E2BOptions, *, beside: Coroutine[Any, Any, None]) -> None:
@@ -31,8 +30,7 @@ async def serve_e2b(service: Service, options: E2BOptions, *, beside: Coroutine[
         e2b = E2B(service, options, await asyncio.to_thread(key_of, service))
         config = uvicorn.Config(
             RequestObserver(E2BApp(e2b), service.metrics), log_config=None, log_level="critical", access_log=False,
-            server_header=False, proxy_headers=False, http=http.bounded(), lifespan="off", ws=BoundedWebSocket,
-            ws_max_size=MOST_MESSAGE, ws_ping_timeout=None, ws_per_message_deflate=False,
+            server_header=False, proxy_headers=False, http=http.bounded(), lifespan="off", ws=UpgradeProtocol,
             timeout_graceful_shutdown=max(1, round(service.options.drain_s)), backlog=http.backlog(),
             ssl_certfile=options.certificate, ssl_keyfile=options.key,
         )  # fmt: skip
