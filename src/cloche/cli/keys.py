@@ -10,7 +10,7 @@ from cloche.core.escape import escape_name
 from ._acts import audit_log, require_yes, yes_option
 from ._records import opened
 from .app import root
-from .options import argument, json_option, option
+from .options import argument, flag, json_option, option
 from .output import show
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 keys = root.group("keys", help="Keys of the service (`cloche serve`).")(lambda: None)
 _database = option("--database", metavar="FILE", help="The database file. Default: in the user's state folder.")
+_e2b = flag("--e2b", "is_e2b", help="Give it the form that E2B's SDKs accept, for `cloche serve --e2b`.")
 _id = argument("key_id", metavar="ID", help="A key's id, from `cloche keys list`.")
 
 
@@ -26,11 +27,13 @@ _id = argument("key_id", metavar="ID", help="A key's id, from `cloche keys list`
 @option("--scope", metavar="SCOPE", multiple=True, help="run, read, approve or admin. Repeatable. Default: run, read.")
 @option("--lifetime", metavar="TIME", help="How long it is valid. Default: until it is revoked.")
 @option("--sha256", metavar="HEX", help="Store a key that its owner has made at random, by the SHA-256 of its text.")
+@_e2b
 @_database
 @json_option()
 def _create(
-    name: str, scope: tuple[str, ...], lifetime: str | None, sha256: str | None, database: str | None, as_json: bool
-) -> int:
+    name: str, scope: tuple[str, ...], lifetime: str | None, sha256: str | None, is_e2b: bool, database: str | None,
+    as_json: bool,
+) -> int:  # fmt: skip
     """Make a key and print it; it cannot be shown again. With --sha256 its id is printed."""
     from cloche.core.limits import parse_duration
     from cloche.records.keys import create_key, store_key
@@ -42,7 +45,7 @@ def _create(
     digest = None if sha256 is None else _digest(sha256)
     with opened(database) as records:
         if digest is None:
-            return _print_made(*create_key(records, **facts), as_json=as_json)
+            return _print_made(*create_key(records, **facts, is_e2b=is_e2b), as_json=as_json)
         key = store_key(records, digest, **facts)
     print(json.dumps(key.as_dict()) if as_json else key.id)
     return 0
@@ -77,16 +80,17 @@ def _list(database: str | None, as_json: bool) -> int:
 
 @keys.command("rotate")
 @_id
+@_e2b
 @_database
 @yes_option
 @json_option()
-def _rotate(key_id: str, database: str | None, yes: bool, as_json: bool) -> int:
+def _rotate(key_id: str, is_e2b: bool, database: str | None, yes: bool, as_json: bool) -> int:
     """Replace a key by a new one, and print that."""
     from cloche.records.keys import rotate_key
 
     require_yes(f"Rotate {escape_name(key_id)}? The old key is refused from then on.", yes=yes)
     with opened(database) as records:
-        key, text = rotate_key(records, key_id, audit=audit_log())
+        key, text = rotate_key(records, key_id, audit=audit_log(), is_e2b=is_e2b)
     return _print_made(key, text, as_json=as_json)
 
 

@@ -139,18 +139,20 @@ def revoke_key(
 
 
 def rotate_key(
-    database: Database, key_id: str, *, project: str = DEFAULT_PROJECT, audit: Audit | None = None
-) -> tuple[KeyFacts, str]:
+    database: Database, key_id: str, *, project: str = DEFAULT_PROJECT, audit: Audit | None = None,
+    is_e2b: bool = False,
+) -> tuple[KeyFacts, str]:  # fmt: skip
     """Replace a key by a new one with the same name, scopes and expiry. Its approval requests move to the new key.
 
-    Raises NotFound, AuditFailed, and Conflict for an invalid key, which rotation must not revive.
+    `is_e2b` is as for `create_key`. Raises NotFound, AuditFailed, and Conflict for an invalid key, which rotation must
+    not revive.
     """
     with database.writing() as session:
         old = _row(session, key_id, project)
         if not _facts(old).is_valid:
             raise Conflict(f"key {escape_name(key_id)} is no longer valid; make a new one")
         old.revoked_at = now()
-        text = _new_text()
+        text = _new_text(is_e2b=is_e2b)
         added = _add(session, _hash(text), name=old.name, scopes=old.scopes, expires_at=old.expires_at, project=project)
         session.execute(update(APPROVALS).where(APPROVALS.c.asked_by == old.id).values(asked_by=added.id))
         if audit is not None:

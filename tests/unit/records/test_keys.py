@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,15 @@ def test_a_rotated_key_has_the_old_ones_scopes_and_end(database: Database) -> No
     with database.reading() as session:
         found = [find_key(session, one) for one in (text, other)]
     assert [one is not None and one.is_valid for one in found] == [False, True]
+
+
+def test_a_key_has_the_form_that_e2bs_sdks_accept(database: Database) -> None:
+    """A new key and a rotated one are valid."""
+    key, text = create_key(database, name="agent", scopes=["run"], is_e2b=True)
+    _, rotated = rotate_key(database, key.id, is_e2b=True)
+    assert all(re.fullmatch(r"e2b_[0-9a-f]+", form) for form in (text, rotated))
+    with database.reading() as session:
+        assert find_key(session, rotated).is_valid  # type: ignore[union-attr]
 
 
 def test_what_holds_no_more_does_not_come_back_by_a_rotation(database: Database) -> None:

@@ -20,11 +20,12 @@ router = APIRouter(prefix="/api/keys", tags=["keys"], route_class=JsonRoute)
 
 
 class NewKey(WireModel):
-    """A key to make."""
+    """A key to make; with `e2b` it has the form that E2B's SDKs accept."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
     scopes: list[str] = Field(default=["run", "read"], max_length=8)
     lifetime_seconds: Annotated[float, Field(gt=0, le=10 * 366 * 86_400)] | None = None
+    e2b: bool = False
 
 
 @router.get("", responses=RESPONSES)
@@ -39,15 +40,17 @@ async def make_key(body: NewKey, caller: Admin, service: TheService) -> dict[str
     """Create a key. `key` in the answer is its text, which cannot be retrieved again."""
     key, text = await asyncio.to_thread(
         create_key, service.database, name=body.name, scopes=body.scopes, lifetime_s=body.lifetime_seconds,
-        project=caller.project, audit=await service.audit(),
+        project=caller.project, audit=await service.audit(), is_e2b=body.e2b,
     )  # fmt: skip
     return {**key.as_dict(), "key": text}
 
 
 @router.post("/{key_id}/rotate", status_code=201, responses=RESPONSES)
-async def rotate(key_id: str, caller: Admin, service: TheService) -> dict[str, Any]:
+async def rotate(key_id: str, caller: Admin, service: TheService, e2b: bool = False) -> dict[str, Any]:
     """Replace a key by a new one with the same name and scopes. The old one is revoked."""
-    rotate_it = partial(rotate_key, service.database, key_id, project=caller.project, audit=await service.audit())
+    rotate_it = partial(
+        rotate_key, service.database, key_id, project=caller.project, audit=await service.audit(), is_e2b=e2b
+    )  # fmt: skip
     key, text = await asyncio.to_thread(rotate_it)
     service.identities.forget()
     return {**key.as_dict(), "key": text}
