@@ -121,3 +121,44 @@ def test_a_user_is_refused_in_a_sandbox_with_one() -> None:
     """And the error says what to do."""
     with cloche.Sandbox(live=True) as sandbox, pytest.raises(cloche.InvalidRequest, match="open it with users=True"):
         sandbox.exec(["id"], user="root")
+
+
+def test_the_account_has_the_given_name_and_its_home() -> None:
+    """Commands of each user start in its home, with the variables of its account and the sandbox's own environment."""
+    ask = "id -un; id -gn; pwd; echo $HOME $USER $LOGNAME $SHELL; getent passwd $USER | cut -d: -f6-; echo $SHARED; "
+    ask += "which python3"
+    with cloche.Sandbox(account="dev", env={"SHARED": "yes"}) as sandbox:
+        own = sandbox.exec(shell=ask).stdout.splitlines()
+        assert own == [
+            "dev", "dev", "/home/dev", "/home/dev dev dev /bin/bash", "/home/dev:/bin/bash", "yes",
+            "/.venv/bin/python3",
+        ]  # fmt: skip
+        assert sandbox.exec(shell=ask, user="dev", cwd="~").stdout.splitlines() == own
+        sandbox.write_file("/home/dev/below/file", "")
+        assert sandbox.exec(["ls"], cwd="~/below").stdout == "file\n"
+        assert sandbox.run("import os; [os.getcwd(), os.environ['USER']]").value == ["/workspace", "dev"]
+
+
+@pytest.mark.root
+def test_other_users_have_the_sandboxs_environment() -> None:
+    """But for the folders of its account on PATH; and their home is where their commands start, if it has a name."""
+    with cloche.Sandbox(account="dev", users=True, env={"SHARED": "yes"}) as sandbox:
+        ask = "pwd; echo $HOME $USER $SHARED; which python3 useradd; echo $PATH"
+        *lines, path = sandbox.exec(shell=ask, user="root").stdout.splitlines()
+        assert lines == ["/root", "/root root yes", "/.venv/bin/python3", "/usr/sbin/useradd"]
+        assert "/home/dev" not in path
+        assert sandbox.exec(["pwd"], user="root", cwd="~/..", env={"HOME": "/opt"}).stdout == "/\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [({"account": name}, cloche.InvalidRequest, "not a name") for name in ("root", "0", "a b", "../x", "A", "x" * 33)]
+    + [
+        ({"account": "dev", "preset": "locked-down"}, cloche.InvalidRequest, "conflicts"),
+        ({"account": "dev", "level": "confined"}, cloche.BackendUnavailable, "level jail"),
+    ],
+)
+def test_an_account_that_cannot_be_is_refused(options: dict[str, Any], error: type[Exception], match: str) -> None:
+    """Its name is one of /etc/passwd, and not one that is there."""
+    with pytest.raises(error, match=match), cloche.Sandbox(**options):
+        pass

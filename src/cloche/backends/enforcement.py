@@ -443,13 +443,15 @@ def check_policy(
     remedy: str = "leave network off, or pass what the code needs as files",
     level: str = "",
     can_ask: bool = False,
+    has_account: bool = False,
     lacks: Callable[[str], BackendUnavailable],
 ) -> None:
     """Raise BackendUnavailable if a control that a policy asks for would be missing.
 
     `networks` are the backend's network modes. `network` and `level` are the texts for other modes and levels: they
     complete "network 'open': " and "level jail is not what "; an empty `level` accepts any level. `remedy` is the
-    advice for a missing network mode. `can_ask` says that an approver may decide about hosts that no rule names.
+    advice for a missing network mode. `can_ask` says that an approver may decide about hosts that no rule names,
+    `has_account` that a live sandbox's account can be named.
     `lacks` makes the error for a missing control. Raises InvalidRequest for docker's bridge on any other backend.
     """
     if policy.network == "bridge" and "bridge" not in networks:
@@ -462,6 +464,11 @@ def check_policy(
     if policy.on_network == "ask" and policy.network != "off" and not can_ask:
         raise BackendUnavailable(
             'on_network "ask": only backend "local" can ask about hosts; use it, or leave on_network out'
+        )
+    if policy.account is not None and not has_account:
+        raise BackendUnavailable(
+            'account: only backend "local" at level jail can name the account of a live sandbox; use it, or leave '
+            "account out"
         )
     if level and policy.level not in (None, enforcement.level):
         raise BackendUnavailable(f"level {policy.level} is not what {level}")

@@ -10,7 +10,10 @@ import os
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cloche.core.policy import Policy
 
 Row = tuple[Any, ...]
 
@@ -123,12 +126,13 @@ def etc_rows(user: str, uid: int, name_server: str = NO_NAME_SERVER) -> list[Row
     ]
 
 
-def account_rows(name: str | None, home: str, *, has_users: bool) -> list[Row]:
+def account_rows(policy: Policy, home: str) -> list[Row]:
     """Return the accounts of a live sandbox; with several users, also the files that account tools need."""
-    user, uid = USERS.get(name, USERS[None])
+    user, uid = USERS.get(policy.user, USERS[None])
+    user, has_users = policy.account or user, policy.users
     nobody = [] if user == "nobody" else [("nobody", 65534, "/", "/usr/sbin/nologin")]
-    root = [("root", 0, "/root", "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh")] if has_users else []
-    accounts = [*root, (user, uid, home, "/bin/sh"), *nobody]
+    root = [("root", 0, "/root", login_shell())] if has_users else []
+    accounts = [*root, (user, uid, home, login_shell() if policy.account else "/bin/sh"), *nobody]
     passwd = "".join(
         f"{user_name}:x:{account_id}:{account_id}:{user_name}:{where}:{shell}\n"
         for user_name, account_id, where, shell in accounts
@@ -145,6 +149,12 @@ def account_rows(name: str | None, home: str, *, has_users: bool) -> list[Row]:
         rows += [("text", "etc/gshadow", "".join(f"{group_name}:*::\n" for group_name, _ in groups), 0o600)]
         rows += [("text", f"etc/{name}", text) for name, text in USER_FILES.items()]
     return rows
+
+
+@functools.cache
+def login_shell() -> str:
+    """Return the shell of accounts with a name of the caller's choice, and of root."""
+    return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 
 
 def guest_variables(workspace: str = "/workspace", tmp: str = "/tmp") -> dict[str, str]:

@@ -15,7 +15,7 @@ from cloche.core.request import Request
 from cloche.core.result import KillCause, Result
 from cloche.init import wire
 
-from .live import LiveProcess, usage_of
+from .live_process import LiveProcess, usage_of
 from .results import make_result
 
 if TYPE_CHECKING:

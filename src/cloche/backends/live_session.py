@@ -23,9 +23,9 @@ from cloche.egress.windows import SharedNetwork
 from cloche.init import wire
 
 from .cell_outputs import Printed
-from .live import LATE_S, NAMES, LiveProcess, observed_end, usage_of
 from .live_calls import CallChannel
 from .live_files import LiveFiles
+from .live_process import LATE_S, NAMES, LiveProcess, observed_end, usage_of
 from .saved_files import Changes
 from .session import Session, SessionEnd, SessionLink
 from .session_languages import Codec, ControlMessage, Interrupt

@@ -240,10 +240,12 @@ def folder_options(*but: str) -> Decorator:
 
 
 def users_option() -> Decorator:
-    """Add --users to a command that opens a live sandbox; it is in `options` as well."""
+    """Add --users and --account to a command that opens a live sandbox; they are in `options` as well."""
     text = "Have several users in the sandbox, including root."
+    account = "Name the sandbox's ordinary account, with the home /home/NAME."
     return _adds(
-        partial(_SandboxOption, ["--users"], is_flag=True, callback=lambda _, __, value: value or None, help=text)
+        partial(_SandboxOption, ["--users"], is_flag=True, callback=lambda _, __, value: value or None, help=text),
+        partial(_SandboxOption, ["--account"], metavar="NAME", help=account),
     )
 
 

@@ -491,16 +491,14 @@ KEYS: tuple[Key, ...] = (
         name="warm", variable="CLOCHE_WARM", parse=readers.parse_switch, settings_field="policy.warm",
         is_looser=lambda new, old: new and not old,
     ),
-    Key(
-        name="preload", variable="CLOCHE_PRELOAD", parse=readers.parse_modules, settings_field="policy.preload",
-        is_looser=_is_wider, join=_in_both,
-    ),
-    Key(
-        name="user", settings_field="policy.user", text_if_empty="unprivileged",
-        is_looser=lambda new, old: old is not None and new != old,
-    ),
+    Key(name="preload", variable="CLOCHE_PRELOAD", parse=readers.parse_modules, settings_field="policy.preload",
+        is_looser=_is_wider, join=_in_both),
+    Key(name="user", settings_field="policy.user", text_if_empty="unprivileged",
+        is_looser=lambda new, old: old is not None and new != old),
     Key(name="users", variable="CLOCHE_USERS", parse=readers.parse_switch, settings_field="policy.users",
         is_looser=lambda new, old: new and not old, has_ceiling=True),
+    Key(name="account", parse=readers.parse_account, settings_field="policy.account", text_if_empty="sandbox",
+        is_looser=lambda _new, _old: False),
     Key(name="seccomp", settings_field="policy.seccomp", is_looser=lambda new, old: old and not new, is_listed=False),
     Key(
         name="level", parse=readers.parse_level, is_in_files=False,

@@ -47,6 +47,8 @@ class SandboxOptions(TypedDict, total=False):
     - secrets: secrets by name that the egress process puts into requests, `{"API_KEY": cloche.Secret(hosts=[...])}`; a
       program has a placeholder of each in its environment.
     - users: give a live sandbox several users, including root inside; they are not isolated from each other.
+    - account: the name of a live sandbox's ordinary account, instead of `sandbox`: its home is `/home/ACCOUNT`, where
+      its commands start.
     - warm: start in a sandbox that was prepared in advance, if there is one; false starts a new one.
     - preload: modules that are already loaded when the code starts ("numpy", "pandas").
     - audit: true writes an audit log, a path writes it in that folder; false writes none.
@@ -80,6 +82,7 @@ class SandboxOptions(TypedDict, total=False):
     screen: ScreenMode | None
     secrets: Mapping[str, Secret | Capture] | Sequence[str] | None
     users: bool | None
+    account: str | None
     warm: bool | None
     preload: Sequence[str] | None
     level: Level | str | None

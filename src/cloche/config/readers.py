@@ -32,6 +32,8 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PACKAGE = re.compile(r"@?[A-Za-z0-9][^\x00-\x1f\x7f]*")
 _OBJECT = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+_ACCOUNT = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_SYSTEM_ACCOUNTS = ("root", "nobody", "nogroup", "users")
 _PORT = re.compile(r"[0-9]{1,5}")
 # What follows a comma in a rule of the network, with all behind it; and what a comma between methods follows.
 _FURTHER_PORT = re.compile(r"[0-9]+(?:[@/].*)?")
@@ -354,6 +356,16 @@ def parse_line(value: object, *, name: str) -> str:
     if not isinstance(value, str) or not value.strip() or not value.strip().isprintable():
         raise InvalidRequest(f"{name}: this is not one line of text")
     return value.strip()
+
+
+def parse_account(value: object, *, name: str) -> str:
+    """Return the name of an account: at most 32 of a-z, 0-9, `_` and `-`, not one that every system has."""
+    if not isinstance(value, str) or not _ACCOUNT.fullmatch(value) or value in _SYSTEM_ACCOUNTS:
+        raise InvalidRequest(
+            f"{name}: {value!r} is not a name for an account; give a letter, then letters, digits, _ and - (a-z, 32 at "
+            f"most), and none of {', '.join(_SYSTEM_ACCOUNTS)}"
+        )
+    return value
 
 
 def parse_object_name(value: object, *, name: str) -> str:

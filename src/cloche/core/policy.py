@@ -55,7 +55,8 @@ class Policy:
 
     A provider's statement about its own sandboxes is `claimed`: with `accept_claimed` it meets the requirements, with
     `accept_claimed_level`, which a tier sets, it meets the level. `users` lets a live sandbox have several users,
-    root inside among them. `toolchains` are folders of the host shown read-only at their own paths, `toolchains_hidden`
+    root inside among them. `account` is the name of its ordinary account, whose home is `/home/ACCOUNT`, where its
+    commands start. `toolchains` are folders of the host shown read-only at their own paths, `toolchains_hidden`
     the hidden paths below them, `toolchains_path` those on PATH; only Cloche sets them. `layers` are folders of the
     host with packages, shown read-only: `site` is importable, `bin` is on PATH; only Cloche sets them. `host_folder` is
     the folder that a live sandbox is shown copy-on-write, `home` the one that is its home folder, for writing; only
@@ -79,6 +80,7 @@ class Policy:
     writable_paths: tuple[str, ...] = ("/workspace", "/tmp", "/dev/shm")
     user: str | None = None
     users: bool = False
+    account: str | None = None
     seccomp: bool = True
     drop_capabilities: bool = True
     languages: tuple[str, ...] = DEFAULT_LANGUAGES
@@ -129,6 +131,8 @@ class Policy:
                 )
         if "/workspace" not in self.writable_paths or "/dev/shm" not in self.writable_paths:
             raise InvalidRequest("writable_paths: /workspace and /dev/shm always are; only /tmp can be left out")
+        if self.account is not None and self.user is not None:
+            raise InvalidRequest(f"account: {self.account!r} conflicts with user {self.user!r}; leave one out")
         if self.network_allow or self.network_deny or self.network_ports:
             self.network_rules()
 

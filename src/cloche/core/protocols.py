@@ -31,7 +31,8 @@ class Capabilities:
 
     `controls` holds one measure per control at that level, with the network off; `networks` lists the other network
     modes. `reason` says why the level is not higher and `remedy` has the next step in one line. `not_live` says why no
-    sandbox lives there; it is empty where they do. A `claimed` level is a provider's statement about its own sandboxes.
+    sandbox lives there; it is empty where they do. `not_users` says the same of a sandbox with several users;
+    `names_accounts` tells whether its account can be named. A `claimed` level is a provider's statement about its own.
     """
 
     backend: str
@@ -43,6 +44,8 @@ class Capabilities:
     networks: tuple[NetworkMode, ...] = ("off",)
     level_source: LevelSource = "measured"
     not_live: str = ""
+    not_users: str = "its sandboxes have one user"
+    names_accounts: bool = False
 
     def as_enforcement(self) -> Enforcement:
         """Return the enforcement that a run would report, before anything was hit."""

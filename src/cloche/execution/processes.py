@@ -20,6 +20,7 @@ from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.events import Sink, discard
 from cloche.core.limits import MIB, parse_duration
 from cloche.core.loops import any_of, finish, with_sink
+from cloche.core.policy import Policy
 from cloche.core.processes import ProcessInfo, ProcessRequest, shell_argv, signal_number
 from cloche.core.protocols import OpenLiveSandbox, OpenProcess, OpenStream
 from cloche.core.request import MAX_STDIN_BYTES
@@ -263,7 +264,8 @@ class ProcessOperations(LiveOperations):
         """Check the arguments of a command against the rules, and return the request."""
         if (argv is None) == (shell is None):
             raise InvalidRequest("give a command: either argv, a list of words, or shell, a shell command")
-        if user is not None and not self._prepared.policy.users:
+        policy = self._prepared.policy
+        if user not in (None, policy.account) and not policy.users:
             origin = self._prepared.settings.origins.get("users", DEFAULT)
             remedy = f"lift ceilings.users ({origin})" if origin.kind == "ceiling" else "open it with users=True"
             raise InvalidRequest(
@@ -275,7 +277,7 @@ class ProcessOperations(LiveOperations):
                 apply_screen(self._prepared.policy.screen, name, shell)
         return ProcessRequest(
             argv=shell_argv(shell) if shell is not None else read_argv(argv or ()),
-            cwd=_checked_folder(cwd), env={**self._env, **read_env(env)}, user=user, timeout_s=timeout_s,
+            cwd=_checked_folder(cwd, policy), env={**self._env, **read_env(env)}, user=user, timeout_s=timeout_s,
             terminal=terminal, kept=kept, has_input=has_input,
         )  # fmt: skip
 
@@ -376,12 +378,13 @@ def _checked_stdin(stdin: object) -> bytes:
     return data
 
 
-def _checked_folder(cwd: object) -> str:
+def _checked_folder(cwd: object, policy: Policy) -> str:
     if cwd is None:
-        return "/workspace"
+        return "/workspace" if policy.account is None else "~"
     if not isinstance(cwd, str) or not cwd or "\0" in cwd:
         raise InvalidRequest(f"cwd: {cwd!r} is not a folder of the sandbox; give text such as /tmp")
-    return cwd if cwd.startswith("/") else f"/workspace/{cwd}"
+    is_whole = cwd.startswith(("/", "~/")) or cwd == "~"
+    return cwd if is_whole else f"/workspace/{cwd}"
 
 
 def _check_size(rows: object, columns: object) -> None:

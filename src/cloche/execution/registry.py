@@ -392,13 +392,13 @@ def with_images(backend: Backend, images: Mapping[str, str]) -> Backend:
 
 def command_result(ended: Mapping[str, Any], cause: KillCause | None, **facts: Any) -> Result:  # noqa: ANN401 - passed on
     """Return the result of a command in a sandbox of backend `local`, from the reported end."""
-    from cloche.backends import live
+    from cloche.backends import live_process
 
-    return live.command_result(decide(live.observed_end(ended, cause)), ended, **facts)
+    return live_process.command_result(decide(live_process.observed_end(ended, cause)), ended, **facts)
 
 
 def command_error(answer: dict[str, Any] | None, message: str, *, process: str | None) -> Exception:
     """Return why such a command did not start, or why its outcome is unknown."""
-    from cloche.backends import live
+    from cloche.backends import live_process
 
-    return live.command_error(answer, message, process=process)
+    return live_process.command_error(answer, message, process=process)

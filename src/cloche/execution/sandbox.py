@@ -415,7 +415,8 @@ class AsyncSandbox(
         self._name = name
         self._prepared: Prepared = prepare(**options)
         self._functions = functions_for(tools, tool_limits, approve, self._prepared)
-        self._is_live = True if name is not None or workspace is not None or self.policy.users else live
+        needs_live = self.policy.users or self.policy.account is not None
+        self._is_live = True if name is not None or workspace is not None or needs_live else live
         self._stack = AsyncExitStack()
         self._opened: OpenSandbox | None = None
         self._turns = asyncio.Semaphore(1)  # for runs and commands; a live sandbox has more

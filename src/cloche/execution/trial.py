@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 # What a trial has of the rules of the sandbox. Of everything else, the network first, it has none.
 _SAME = (
-    "read_only_root", "writable_paths", "user", "users", "seccomp", "drop_capabilities", "languages", "toolchains",
-    "toolchains_hidden", "toolchains_path", "layers", "home", "level", "runtime", "require_level", "require_controls",
-    "best_effort", "accept_claimed", "accept_claimed_level", "warm", "preload", "package_managers",
+    "read_only_root", "writable_paths", "user", "users", "account", "seccomp", "drop_capabilities", "languages",
+    "toolchains", "toolchains_hidden", "toolchains_path", "layers", "home", "level", "runtime", "require_level",
+    "require_controls", "best_effort", "accept_claimed", "accept_claimed_level", "warm", "preload", "package_managers",
 )  # fmt: skip
 
 

@@ -159,6 +159,8 @@ class CommandGuest(Guest):
     def _enter(self, folder: str | None) -> None:
         if folder is None:
             return
+        if folder == "~" or folder.startswith("~/"):  # of a requested user; that of the own one is known outside
+            folder = self.account.get("HOME", "/") + folder[1:]
         try:
             posix.chdir(folder)
         except OSError as error:

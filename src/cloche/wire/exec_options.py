@@ -52,7 +52,8 @@ _REQUEST_NAMES: Mapping[str, str] = {
 }
 _KEYWORDS = (
     "timeout", "network", "network_allow", "network_deny", "network_ports", "packages", "preset", "backend", "runtime",
-    "prefer", "require", "best_effort", "level", "tier", "trusted", "fallback", "image", "users", "warm", "screen",
+    "prefer", "require", "best_effort", "level", "tier", "trusted", "fallback", "image", "users", "account", "warm",
+    "screen",
     "on_network", "secrets",
 )  # fmt: skip
 
@@ -203,6 +204,7 @@ class OptionFields(WireModel):
     backend: Word | None = None
     require: Annotated[list[Word], Field(max_length=MOST_CONTROLS)] | Word | None = None
     users: bool | None = None
+    account: Word | None = None
     warm: bool | None = None
     screen: Literal["off", "warn", "block"] | None = None
     best_effort: Annotated[list[Word], Field(max_length=MOST_CONTROLS)] | None = None

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from cloche.backends import init_link, live, live_files
+from cloche.backends import init_link, live_files, live_process
 from cloche.backends.init_link import MOST_EVENTS, InitLink
-from cloche.backends.live import LiveProcess, LiveSandbox
+from cloche.backends.live import LiveSandbox
 from cloche.backends.live_files import read_rows
+from cloche.backends.live_process import LiveProcess
 from cloche.core.errors import InvalidRequest, OutcomeUnknown, SandboxFileError
 from cloche.core.events import OutputChunk
 from cloche.core.limits import Limits
@@ -174,7 +175,7 @@ def test_small_pieces_are_not_answered_one_by_one() -> None:
 def test_who_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question, and a start, come back with an error when nothing comes of them."""
     monkeypatch.setattr(init_link, "ANSWER_S", 0.05)
-    monkeypatch.setattr(live, "START_S", 0.05)
+    monkeypatch.setattr(live_process, "START_S", 0.05)
 
     async def attempt() -> None:
         async with linked() as (sandbox, theirs):

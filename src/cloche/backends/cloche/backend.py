@@ -83,6 +83,7 @@ class ClocheBackend(AccountBackend):
         check_claims(
             policy, claimed_enforcement(level, claimed_controls(account.host)), backend=self.name, networks=NETWORKS,
             network="a network that a service has", level="a service is asked for", can_ask=True,
+            has_account=True,
         )  # fmt: skip
         fields = option_fields(policy, limits, usual_level=self.usual_level)
         return account, {**fields, "image": self._image} if self._image else fields

@@ -51,6 +51,8 @@ def option_fields(policy: Policy, limits: Limits, *, usual_level: Level | None =
             fields |= {"network": "allowlist", "networkAllow": []}
     if policy.users:
         fields["users"] = True
+    if policy.account is not None:
+        fields["account"] = policy.account
     if not policy.warm:
         fields["warm"] = False
     if policy.runtime is not None:

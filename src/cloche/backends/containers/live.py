@@ -29,8 +29,9 @@ from cloche.egress.windows import SharedNetwork
 
 from ..init_link import InitLink
 from ..layout import with_startup
-from ..live import LiveProcess, LiveSandbox
+from ..live import LiveSandbox
 from ..live_files import FILE_MODE
+from ..live_process import LiveProcess
 from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
 from ..live_session import LiveProgram, LiveSession, open_live_session
 from ..network import network_rules

@@ -115,7 +115,12 @@ class DockerBackend:
         runtime = gvisor_runtime(daemon) if level is Level.GVISOR else ""
         controls = _enforcement(daemon, Policy(), level, runtime).controls
         return Capabilities(
-            backend=self.name, available=True, level=level, controls=controls, networks=_networks(daemon, level)
+            backend=self.name,
+            available=True,
+            level=level,
+            controls=controls,
+            networks=_networks(daemon, level),
+            not_users="",
         )
 
     def _unavailable(self, reason: str, remedy: str = "") -> Capabilities:

@@ -27,7 +27,7 @@ from ..network import SERVED
 from ..remedies import group_remedy, has_unified_groups, look_around, remedy, why_not_higher
 from ..session_languages import DRIVERS
 from ..toolchain import Toolchain, find_toolchain, languages_here
-from .plan import KIND, closed_folder, closed_to_guests
+from .plan import KIND, closed_folder, closed_to_guests, has_range
 from .prefork import close_pools
 from .sandbox import LocalOpenSandbox
 
@@ -95,6 +95,8 @@ class LocalBackend:
             reason=_why_not(level, host) if required_level is not None else _why_not_higher(host),
             remedy=remedy(host, look_around()),
             not_live=_why_no_life(level, host),
+            not_users="" if has_range(host) else "this host has no range of ids to give",
+            names_accounts=level is Level.JAIL,
         )
 
     def toolchain(self, language: Language) -> Toolchain:
@@ -353,6 +355,7 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
         enforcement,
         networks=_networks(enforcement.level),
         can_ask=True,
+        has_account=enforcement.level is Level.JAIL,
         network=_why_no_network(enforcement.level),
         lacks=lacks,
     )

@@ -56,7 +56,6 @@ from .helper_link import HelperConnection
 from .networks import files_of, open_live_network
 from .plan import (
     FOR_EVER_S,
-    LEAST_FOR_USERS,
     LocalProgram,
     build_program,
     build_session_program,
@@ -73,6 +72,7 @@ from .plan import (
 from .prefork import pool_for, preload_settings
 from .sandbox import LocalOpenSandbox
 from .socket_tunnel import SocketTunnel
+from .users import check_range, claim_block
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
@@ -83,20 +83,15 @@ if TYPE_CHECKING:
     from .session import LocalSession
 
 log = logging.getLogger("cloche.jail")
-HOME = "/home/sandbox"
+ACCOUNT = "sandbox"  # the ordinary account, unless the policy names one; its home is below /home
 ROOT, SANDBOX = 0, 1000
 # Writable folders, which share one limit: their permission bits, and their owner if there are several users.
 WRITABLE = (
-    ("workspace", 0o755, SANDBOX), ("tmp", 0o1777, ROOT), ("home", 0o755, ROOT), ("home/sandbox", 0o755, SANDBOX),
+    ("workspace", 0o755, SANDBOX), ("tmp", 0o1777, ROOT), ("home", 0o755, ROOT),
     ("root", 0o700, ROOT), ("var", 0o755, ROOT), ("var/tmp", 0o1777, ROOT), ("opt", 0o755, ROOT), ("srv", 0o755, ROOT),
     ("run", 0o755, ROOT),
 )  # fmt: skip
 ETC = ("etc", 0o755, ROOT)  # only with several users: a writer of /etc decides who the users are
-# Outside ids of sandboxes with several users: each has a block of them, claimed by its number. Root's lie above those
-# of sandboxes with one user, and below 2^31; an ordinary user's are the upper half of the range.
-BLOCKS, FIRST_BLOCK, BLOCK_IDS, IDS = 1000, 2_000_100_000, 70_000, 65_537
-FEWER_IDS = 8_192  # per sandbox, in an ordinary user's range
-LOCKS_OF_BLOCKS = 1 << 40  # offset in the file of locks, far beyond those of single ids
 MOST_MARKS = 2048  # UTS namespaces, one for each started process
 MOST_COPIED_BYTES, UNPACK_S = 256 * MIB, 300.0  # of the workspace copied for a session that can be cloned
 UNPACKS = """
@@ -110,19 +105,6 @@ SHARES = (
     "this session shares its sandbox with others, so it has no checkpoints and no forks; open one with "
     "checkpoints=True, which gets a copy of the files and a separate process namespace"
 )
-
-
-def has_range(host: Host) -> bool:
-    """Tell whether this host has enough ids for several users of one sandbox."""
-    return host.owns_ids or (host.ids is not None and host.ids.count >= LEAST_FOR_USERS)
-
-
-def _no_range() -> BackendUnavailable:
-    return BackendUnavailable(
-        "users: this host has no range of ids to give.",
-        remedy="Add a line for this user to /etc/subuid and to /etc/subgid (16,384 ids or more), and install newuidmap "
-        "and newgidmap; or leave users off.",
-    )
 
 
 class LocalLiveSandbox(LiveSandbox):
@@ -139,16 +121,21 @@ class LocalLiveSandbox(LiveSandbox):
         host: Host,
         keeping: Keeping | None = None,
     ):
-        if policy.users and not has_range(host):
-            raise _no_range()
+        if policy.users:
+            check_range(host)
         self._enforcement_apart = enforcement
         enforcement = with_users(enforcement, host) if policy.users else enforcement
-        super().__init__(limits, enforcement, has_users=policy.users)
+        super().__init__(limits, enforcement, has_users=policy.users, account=policy.account)
         self._policy, self._host = policy, host
-        self._home = HOME if policy.home is None else policy.home.at
+        own_home = ("home/" + (policy.account or ACCOUNT), 0o755, SANDBOX)
+        self._home = f"/{own_home[0]}" if policy.home is None else policy.home.at
         self._paths = choose_guest_paths(enforcement.level)
         self._pool = pool_for(policy, host) if policy.warm else None
-        rows = (*(WRITABLE if policy.host_folder is None else WRITABLE[1:]), *((ETC,) if policy.users else ()))
+        rows = (
+            *(WRITABLE if policy.host_folder is None else WRITABLE[1:]),
+            own_home,
+            *((ETC,) if policy.users else ()),
+        )
         self._rows = [row for row in rows if policy.user != "nobody" or row[0] in ("workspace", "tmp")]
         self._has_environment = environment.has_environment(policy)
         self._rows += [(name, 0o755, SANDBOX) for name in environment.folders() if self._has_environment]
@@ -347,7 +334,7 @@ class LocalLiveSandbox(LiveSandbox):
     def _spec(self) -> Spec:
         spec = build_spec(self.enforcement.level, self._policy, self.limits, self._host, self._paths)
         if self._policy.users:
-            self._claim_block(spec)
+            self._claim = claim_block(spec, self._host)
         elif spec.outside is not None:
             self._claim = claim_outside_id(*spec.outside, spec.ids[2])
             spec.outside = (self._claim.outside_id, 1)
@@ -362,7 +349,7 @@ class LocalLiveSandbox(LiveSandbox):
         spec.mounts = [
             upper,
             *(row for row in spec.mounts if row[:2] != ("tmpfs", "tmp") and not _is_account(row)),
-            *layout.account_rows(self._policy.user, home_path, has_users=self._policy.users),
+            *layout.account_rows(self._policy, home_path),
             *(environment.rows(self._home) if self._has_environment else ()),
             ("terminals",),
             ("device", "tty"),
@@ -381,20 +368,6 @@ class LocalLiveSandbox(LiveSandbox):
             devices = [(f"/dev/{name}", "device") for name in (*layout.DEVICES, "pts", "tty")]
             spec.landlock = [("/", "read"), *((path, "write") for path in ("/dev/shm", *self.writable)), *devices]
         return spec
-
-    def _claim_block(self, spec: Spec) -> None:
-        """Claim ids for all users of the sandbox. Raises BackendUnavailable without a range of them."""
-        host = self._host
-        if host.owns_ids:
-            first, size, count, used = FIRST_BLOCK, BLOCK_IDS, BLOCKS, IDS
-        elif host.ids is not None and host.ids.count >= LEAST_FOR_USERS:
-            first, size, used = host.ids.first + host.ids.count // 2, FEWER_IDS, FEWER_IDS
-            count = (host.ids.count - host.ids.count // 2) // FEWER_IDS
-        else:
-            raise _no_range()
-        self._claim = claim_outside_id(LOCKS_OF_BLOCKS, count, spec.ids[2])
-        start = first + (self._claim.outside_id - LOCKS_OF_BLOCKS) * size
-        spec.users, spec.outside = (start, used), (start, 1)
 
     async def close(self) -> None:
         """Kill and remove everything; disconnect from a sandbox that is kept for others."""
@@ -447,7 +420,11 @@ class LocalLiveSandbox(LiveSandbox):
 
     def _home_variables(self, path: str) -> dict[str, str]:
         search_path = environment.search_path(self._home, path, self._has_environment, self._policy.why)
-        return {"HOME": self._home, "PATH": search_path} if self._has_home else {}
+        return {"HOME": self._home, "PATH": search_path, **self._account_variables()} if self._has_home else {}
+
+    def _account_variables(self) -> dict[str, str]:
+        name = self._policy.account
+        return {"USER": name, "LOGNAME": name, "SHELL": layout.login_shell()} if name is not None else {}
 
     async def connect(self, port: int) -> OpenConnection:
         """Return a connection to a server inside. Raises OSError, as a socket would."""

@@ -413,6 +413,11 @@ def guest_environment(
     return layout.with_startup(variables, guest_paths.startup)
 
 
+def has_range(host: Host) -> bool:
+    """Tell whether this host has enough ids for several users of one sandbox."""
+    return host.owns_ids or (host.ids is not None and host.ids.count >= LEAST_FOR_USERS)
+
+
 def with_toolchains(env: Mapping[str, str], policy: Policy, requested: Mapping[str, str]) -> dict[str, str]:
     """Add the folders of the policy's toolchains to PATH, unless the request sets PATH.
 

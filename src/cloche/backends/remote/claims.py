@@ -61,10 +61,12 @@ def check_claims(
     network: str,
     level: str,
     can_ask: bool = False,
+    has_account: bool = False,
 ) -> None:
     """Raise BackendUnavailable if a control that the policy requires would be missing; see `check_policy`."""
     check_policy(
         policy, enforcement, networks=networks, network=network, level=level, can_ask=can_ask,
+        has_account=has_account,
         lacks=lambda missing: BackendUnavailable(
             f"backend {backend!r}: {missing}.",
             remedy="Accept the provider's own claims (accept_claimed), ask for less, or use a backend of this "

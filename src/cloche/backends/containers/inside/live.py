@@ -431,6 +431,8 @@ class ContainerGuest:
         for path, mode, text in order.get("files") or ():
             write_file(str(path), int(mode), bytes.fromhex(text))
         folder = order.get("cwd") or WORKSPACE
+        if folder == "~" or folder.startswith("~/"):  # of a requested user; that of the own one is known outside
+            folder = self.account.get("HOME", "/") + folder[1:]
         try:
             os.chdir(folder)
         except OSError as error:
