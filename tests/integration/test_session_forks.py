@@ -398,13 +398,15 @@ while True:
 """
 
 
-def test_who_does_not_read_is_not_waited_for(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_read_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter that leaves what it is asked on its link is given up when it should have been cloned."""
-    monkeypatch.setattr("cloche.backends.local.fork_tree.CLONE_TIMEOUT_S", 1.0)
-    assert session.run(NEVER_READS).ok
-    for _ in range(11):
-        assert session.run("#" * 20_000, timeout=20).ok
-    with pytest.raises(StartFailed, match="while it was cloned"):
-        session.checkpoint("a")
-    with pytest.raises(InvalidRequest, match="has ended"):
-        session.run("1")
+    monkeypatch.setattr("cloche.backends.local.fork_tree.CLONE_TIMEOUT_S", 1.0)  # read when a session begins
+    with cloche.Sandbox(live=False) as sandbox:
+        session = sandbox.session()
+        assert session.run(NEVER_READS).ok
+        for _ in range(11):
+            assert session.run("#" * 20_000, timeout=20).ok
+        with pytest.raises(StartFailed, match="while it was cloned"):
+            session.checkpoint("a")
+        with pytest.raises(InvalidRequest, match="has ended"):
+            session.run("1")
