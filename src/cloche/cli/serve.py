@@ -170,6 +170,10 @@ def _link(url: str | None, key_file: str | None) -> int:
     "--sandboxes", metavar="N", type=click.IntRange(min=1), default=64,
     help="How many sandboxes may live at once, as far as memory, processes and files suffice.",
 )  # fmt: skip
+@option(
+    "--spare-sandboxes", metavar="N", type=click.IntRange(min=0, max=64),
+    help="How many sandboxes are open ahead of need, of each kind that was used last. Default: 2 with --e2b, else 0.",
+)  # fmt: skip
 @flag(
     "--sandbox-fusion", "sandbox_fusion",
     help="Answer /run_code and /run_jupyter as SandboxFusion does, with a key in the address.",
@@ -205,6 +209,7 @@ def _serve(
     keep_sandboxes: str,
     end_sandboxes: bool,
     sandboxes: int,
+    spare_sandboxes: int | None,
     worker_address: str | None,
     sandbox_fusion: bool,
     e2b: bool,
@@ -239,6 +244,7 @@ def _serve(
         keep_runs_s=parse_duration(keep_runs, name="keep-runs"),
         keep_sandboxes_s=parse_duration(keep_sandboxes, name="keep-sandboxes"), ends_sandboxes=end_sandboxes,
         most_sandboxes=sandboxes, worker_address=worker_address,
+        spare_sandboxes=(2 if e2b else 0) if spare_sandboxes is None else spare_sandboxes,
         is_debugging=sandbox_debug,
         has_sandbox_fusion=sandbox_fusion, has_agents=agents, secrets_key=secrets_key or "",
         secrets_from=secrets_from or "",

@@ -8,19 +8,22 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import Any
 
 from cloche.config.state import DATABASE, records_file
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import parse_duration
 from cloche.core.protocols import Backend, OpenSandbox, SupportsNames
+from cloche.core.record import replace
 from cloche.keeper import attach
 from cloche.keeper.attach import Kept, Terms
 
 from .git_inside import variables_for
 from .live import LiveOperations
 from .prepare import Prepared
+from .spares import current_pool
 
 Duration = float | str
 APPROVALS = "CLOCHE_APPROVALS"
@@ -76,6 +79,17 @@ def _stand_in(name: str) -> dict[str, Any] | None:
     return {"command": [sys.executable, "-I", "-c", boot, name], "env": env}
 
 
+def _claim(terms: Terms, prepared: Prepared) -> attach.KeeperClaim:
+    """Return what claims the name of a new sandbox, and describes it."""
+    entry = attach.as_entry(prepared.backend.name, prepared.policy, prepared.limits)
+    stand_in = None
+    if prepared.policy.on_network == "ask":
+        entry["asking"], stand_in = _asking(prepared), _stand_in(terms.name)
+    if prepared.policy.host_folder is not None:
+        entry["folder_environment"] = variables_for(prepared.policy.host_folder)
+    return attach.KeeperClaim(terms, entry, stand_in)
+
+
 class NameOperations(LiveOperations):
     """Open a sandbox with a name, or attach to one, and control a live sandbox as a whole."""
 
@@ -97,15 +111,22 @@ class NameOperations(LiveOperations):
                 lambda: attach.join_network(name),
             )
         if self._terms is not None:
-            entry = attach.as_entry(prepared.backend.name, prepared.policy, prepared.limits)
-            stand_in = None
-            if prepared.policy.on_network == "ask":
-                entry["asking"], stand_in = _asking(prepared), _stand_in(self._terms.name)
-            if prepared.policy.host_folder is not None:
-                entry["folder_environment"] = variables_for(prepared.policy.host_folder)
-            keeping = attach.KeeperClaim(self._terms, entry, stand_in)
+            keeping = _claim(self._terms, prepared)
             return _naming_backend(prepared.backend).open_kept(prepared.policy, prepared.limits, keeping)
         return super()._opening()
+
+    async def _take_spare(self, stack: AsyncExitStack) -> OpenSandbox | None:
+        """Return a spare sandbox with this one's name, rules and limits; None if there is none."""
+        pool, before = current_pool(), self._prepared
+        if pool is None or self._terms is None:
+            return None
+        spare = await pool.take(before, partial(_claim, self._terms))
+        if spare is None:
+            return None
+        stack.push_async_callback(spare.close)
+        self._prepared = replace(before, policy=spare.policy)
+        stack.callback(setattr, self, "_prepared", before)
+        return spare.sandbox
 
     async def kill(self) -> None:
         """End the sandbox for all clients, and wait until it is gone; its name is then free."""

@@ -456,8 +456,10 @@ class AsyncSandbox(
 
             self._prepared = await with_toolchains(self._prepared, self._folder_options)
         async with AsyncExitStack() as on_failure:
-            self._grow(on_failure)
-            opened = await on_failure.enter_async_context(self._opening_with_folder())
+            opened = None if self._folder_options is not None else await self._take_spare(on_failure)
+            if opened is None:
+                self._grow(on_failure)
+                opened = await on_failure.enter_async_context(self._opening_with_folder())
             offer(opened, self._functions)
             await write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
             self._stack = on_failure.pop_all()

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cloche.core.changes import HomeFolder, HostFolder
 from cloche.core.enforcement import Control, Enforcement, Level, Measure, State
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cloche.live")
 LIFETIME_S = 24 * 3600.0
-HAND_OVER_S, VISIT_S = 30.0, 5.0
+HAND_OVER_S, VISIT_S, ADOPT_S = 30.0, 5.0, 2.0
 CHUNK = 1 << 16
 _started: list[subprocess.Popen[bytes]] = []  # keepers of this process, to be taken note of when they end
 
@@ -141,22 +141,18 @@ class KeeperClaim:
         See `core.protocols.Keeping`. The caller closes its own descriptors. Raises StartFailed.
         """
         claimed, link = self._claimed, self._link
-        if claimed is None or link is None:
+        if claimed is None or claimed.listening is None or link is None:
             raise InvalidRequest("this keeper was abandoned")
         fds = {
             "init": init.fileno(), "listening": claimed.listening.fileno(), "folder": claimed.folder,
             "lock": claimed.lock, **held,
         }  # fmt: skip
-        terms, owner = self._terms, self._owner
-        entry = self._entry if owner is None else {**self._entry, "owner": dict(owner.about)}
         order = {
-            "name": terms.name, "keep_s": terms.keep_s, "lifetime_s": terms.lifetime_s, "idle_s": terms.idle_s,
-            "said": {"boot": registry.boot_id()}, "descriptors": list(fds),
-            "groups": list(groups), "owner_s": None if owner is None else owner.absent_s,
+            **self._order(), "said": {"boot": registry.boot_id()}, "descriptors": list(fds), "groups": list(groups),
             "stand_in": self._stand_in,
         }  # fmt: skip
         try:
-            claimed.describe({**entry, **said, "created": time.time()})
+            claimed.describe(self._described(said))
             await _send(link, json.dumps(order).encode(), list(fds.values()))
         except OSError as error:
             self.abandon()
@@ -165,7 +161,44 @@ class KeeperClaim:
         self._claimed = None
         claimed.release()
         self._let_go()
-        return await asyncio.to_thread(registry.find(terms.name).connect)
+        return await asyncio.to_thread(registry.find(self._terms.name).connect)
+
+    def _order(self) -> dict[str, Any]:
+        """Return the name and the times of the sandbox, for its keeper."""
+        terms = self._terms
+        return {
+            "name": terms.name, "keep_s": terms.keep_s, "lifetime_s": terms.lifetime_s, "idle_s": terms.idle_s,
+            "owner_s": None if self._owner is None else self._owner.absent_s,
+        }  # fmt: skip
+
+    def _described(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        owner = {} if self._owner is None else {"owner": dict(self._owner.about)}
+        return {**self._entry, **owner, **said, "created": time.time()}
+
+    async def adopt(self, spare: Adoptable) -> None:
+        """Give the name and the times to a spare sandbox, in place of `begin` and `take`.
+
+        Raises InvalidRequest if the name is in use; ClocheError or TimeoutError if the spare does not answer, whose end
+        must then be awaited before `abandon`.
+        """
+        self._claimed = claimed = await asyncio.to_thread(registry.claim, self._terms.name, listens=False)
+        claimed.describe(self._described(spare.described()))
+        async with asyncio.timeout(ADOPT_S):
+            await spare.adopt(self._order())
+        self._claimed = None
+        claimed.release()
+
+
+class Adoptable(Protocol):
+    """Be a spare sandbox: open, and kept under a name that no caller knows, until it gets one."""
+
+    def described(self) -> Mapping[str, Any]:
+        """Return the facts that later clients need, as plain data."""
+        ...
+
+    async def adopt(self, order: Mapping[str, Any]) -> None:
+        """Have its keeper keep it under a name and for times. Raises ClocheError."""
+        ...
 
 
 async def _send(link: socket.socket, data: bytes, fds: Sequence[int]) -> None:

@@ -33,6 +33,7 @@ MOST_LINGER_S = 120.0  # for a client that saves what is in the sandbox
 MOST_S = 366 * 24 * 3600.0
 SUFFIXES = (".sock", ".json")
 LOCK_SUFFIX = ".lock"
+SPARE = "_spare-"  # how the names of spare sandboxes begin, as in `registry`
 
 
 class Keeper:
@@ -40,13 +41,8 @@ class Keeper:
 
     def __init__(self, order: dict[str, Any], fds: dict[str, int], wire: Any, json: Any):  # noqa: ANN401 - modules
         self.json, self.fds = json, fds
-        self.name, self.said, self.groups = order["name"], order["said"], order.get("groups") or []
-        self.keep_s: float | None = order["keep_s"]  # None: it ends with the client that opened it
-        self.lifetime_s: float | None = order["lifetime_s"]
-        self.idle_s: float | None = order["idle_s"]
-        self.owner_s: float | None = order.get("owner_s")  # how long it goes on without its owner and any client
-        self.owned_at = awake()
-        self.began_at = self.left_at = now()
+        self.said, self.groups = order["said"], order.get("groups") or []
+        self._begin(order)
         self.is_paused = False
         self.paused_s, self.paused_at = 0.0, 0.0  # before the last pause began, and when that was
         self.ending: tuple[Client, int] | None = None  # the client that requested the end
@@ -63,6 +59,16 @@ class Keeper:
         if network >= 0:
             self.relay.watch(network, POLLIN, self._hear_network)
         self.note_clients()
+
+    def _begin(self, order: dict[str, Any]) -> None:
+        """Have the name and the times of an order from now on."""
+        self.name = order["name"]
+        self.keep_s: float | None = order["keep_s"]  # None: it ends with the client that opened it
+        self.lifetime_s: float | None = order["lifetime_s"]
+        self.idle_s: float | None = order["idle_s"]
+        self.owner_s: float | None = order.get("owner_s")  # how long it goes on without its owner and any client
+        self.owned_at = awake()
+        self.began_at = self.left_at = now()
 
     # What the relay asks for.
 
@@ -121,6 +127,8 @@ class Keeper:
             self._own(client, channel, body)
         elif op == "network":
             self._let_in(client, channel)
+        elif op == "adopt":
+            self._adopt(client, channel, body)
         else:
             self._pause(client, channel, op)
 
@@ -147,6 +155,24 @@ class Keeper:
             self.owner_s, self.owned_at = owner_s, awake()
             self._await_owner()
             self.relay.close(client, channel)
+
+    def _adopt(self, client: Client, channel: int, body: bytes) -> None:
+        """Keep a spare sandbox under the name in the order, which the client has claimed, as if it began now."""
+        order, folder = self.json.read(body), self.fds["folder"]
+        if not self.name.startswith(SPARE):
+            self.relay.close(client, channel, kind="unknown", message="this sandbox has a name already")
+            return
+        try:
+            for suffix in (SUFFIXES[0], LOCK_SUFFIX):  # over the lock of the client, which ends its claim
+                os.rename(self.name + suffix, order["name"] + suffix, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError as error:
+            self.relay.ended = f"it could not get its name: {error}"
+            return
+        _unlink(self.name + SUFFIXES[1], folder)
+        self._begin(order)
+        self.told = -1.0
+        self._set_clock()
+        self.relay.close(client, channel)
 
     def _read_time(self, client: Client, channel: int, body: bytes, name: str) -> float | None:
         """Return the seconds in an operation; close its channel and return None if they are invalid."""

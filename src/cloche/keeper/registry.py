@@ -36,6 +36,7 @@ MOST_NAMES = 4096
 KEEPER = b"\nkeeper.process.main("  # in the command line of one, see `jail.setup.launch`
 MOST_ENTRY_BYTES = 1 << 18
 BACKLOG = 64
+SPARE = "_spare-"  # how the names of spare sandboxes begin, which callers can neither give nor list
 MOST_CHARS, _FIRST = 63, "abcdefghijklmnopqrstuvwxyz0123456789"
 _OTHERS, _OTHERS_WRITE = 0o077, 0o022
 
@@ -43,6 +44,11 @@ _OTHERS, _OTHERS_WRITE = 0o077, 0o022
 def is_name(name: object) -> bool:
     """Tell whether a name is valid."""
     return isinstance(name, str) and 0 < len(name) <= MOST_CHARS and name[0] != "-" and not name.strip(f"{_FIRST}-")
+
+
+def _is_stem(name: object) -> bool:
+    """Tell whether a name may have files: a caller's, or that of a spare sandbox."""
+    return isinstance(name, str) and is_name(name.removeprefix(SPARE))
 
 
 def check_name(name: object) -> str:
@@ -54,6 +60,11 @@ def check_name(name: object) -> str:
     return name
 
 
+def _check_stem(name: object) -> None:
+    if not _is_stem(name):
+        check_name(name)
+
+
 def boot_id() -> str:
     """Return the host's boot id, empty if unknown."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
@@ -63,12 +74,15 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """Hold a claimed name: the descriptors of its folder and lock, and the future listening socket."""
+    """Hold a claimed name: the descriptors of its folder and lock, and the future listening socket.
+
+    Without a socket, the keeper of a spare sandbox replaces the lock with its own.
+    """
 
     name: str
     folder: int
     lock: int
-    listening: socket.socket
+    listening: socket.socket | None
 
     def describe(self, entry: Mapping[str, Any]) -> None:
         """Write the sandbox's description for attaching. Raises OSError."""
@@ -76,14 +90,17 @@ class Claimed:
 
     def release(self) -> None:
         """Close these descriptors. The keeper's copies still hold the name."""
-        self.listening.close()
+        if self.listening is not None:
+            self.listening.close()
         os.close(self.lock)
         os.close(self.folder)
 
     def give_up(self) -> None:
         """Release the name, since no sandbox was opened."""
-        for suffix in (SOCKET, ENTRY, LOCK):
-            _unlink(self.name + suffix, self.folder)
+        lock_status = hostfs.look(self.name + LOCK, self.folder)
+        if lock_status is not None and os.path.samestat(lock_status, os.fstat(self.lock)):
+            for suffix in (SOCKET, ENTRY, LOCK):
+                _unlink(self.name + suffix, self.folder)
         self.release()
 
 
@@ -118,16 +135,19 @@ class Found:
         return link
 
 
-def claim(name: str) -> Claimed:
-    """Claim a name. Raises InvalidRequest if it is in use, BackendUnavailable without a usable folder."""
-    check_name(name)
+def claim(name: str, *, listens: bool = True) -> Claimed:
+    """Claim a name. Raises InvalidRequest if it is in use, BackendUnavailable without a usable folder.
+
+    One that does not listen is for the keeper of a spare sandbox.
+    """
+    _check_stem(name)
     for path in places():
         if is_taken(name, path):
             raise _taken(name)
     folder = _open(make_place())
     try:
         with _locked(folder):
-            return _claim_in(folder, name)
+            return _claim_in(folder, name, listens=listens)
     except BaseException:
         os.close(folder)
         raise
@@ -140,25 +160,33 @@ def _taken(name: str) -> InvalidRequest:
     )
 
 
-def _claim_in(folder: int, name: str) -> Claimed:
+def _claim_in(folder: int, name: str, *, listens: bool) -> Claimed:
     lock = _take_lock(folder, name)
     if lock is None:
         raise _taken(name)
+    for suffix in (SOCKET, ENTRY):  # of a keeper that was killed
+        _unlink(name + suffix, folder)
+    try:
+        listening = _listen(folder, name) if listens else None
+    except BaseException:
+        os.close(lock)
+        raise
+    return Claimed(name=name, folder=folder, lock=lock, listening=listening)
+
+
+def _listen(folder: int, name: str) -> socket.socket:
     import socket
 
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        for suffix in (SOCKET, ENTRY):  # of a keeper that was killed
-            _unlink(name + suffix, folder)
         os.fchmod(listening.fileno(), 0o600)
         listening.bind(_through(folder, name + SOCKET))
         listening.listen(BACKLOG)
         listening.setblocking(False)
     except BaseException:
         listening.close()
-        os.close(lock)
         raise
-    return Claimed(name=name, folder=folder, lock=lock, listening=listening)
+    return listening
 
 
 def _take_lock(folder: int, name: str) -> int | None:
@@ -201,7 +229,7 @@ def is_taken(name: str, path: str) -> bool:
 
 def find(name: str) -> Found:
     """Return the sandbox with a name. Raises InvalidRequest for an unknown name."""
-    check_name(name)
+    _check_stem(name)
     for path in places():
         if is_taken(name, path):
             return _read(name, path)
@@ -209,8 +237,8 @@ def find(name: str) -> Found:
 
 
 def found() -> list[Found]:
-    """Return all live sandboxes, by name."""
-    rows = [_read(name, path) for path in places() for name in _names(path) if is_taken(name, path)]
+    """Return all live sandboxes, by name; spare ones are left out."""
+    rows = [_read(name, path) for path in places() for name in _names(path) if is_name(name) and is_taken(name, path)]
     return sorted(rows, key=lambda row: row.name)
 
 
@@ -261,7 +289,7 @@ def _names(path: str) -> list[str]:
     """
     with _opened(path) as folder:
         stems = {stem for stem, suffix in map(os.path.splitext, os.listdir(folder)) if suffix in (SOCKET, ENTRY, LOCK)}
-        names = sorted(stem for stem in stems if is_name(stem))[:MOST_NAMES]
+        names = sorted(stem for stem in stems if _is_stem(stem))[:MOST_NAMES]
         return [name for name in names if _may_be_lock(hostfs.look(name + LOCK, folder))]
 
 

@@ -45,7 +45,7 @@ MOST_NUMBER = (1 << 16) - 1
 MOST_OWN_BODY = 4096  # of an operation of the keeper's own
 GREETING_S = 10.0  # for a client to send HELLO
 LONGEST_WAIT_S = 60.0  # in one call: poll's clock stands still while the machine sleeps, and `now` does not
-OWN = ("info", "keep", "own", "pause", "resume", "end", "network", "linger")
+OWN = ("info", "keep", "own", "pause", "resume", "end", "network", "linger", "adopt")
 OP = b'{"op":"'
 
 

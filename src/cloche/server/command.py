@@ -56,6 +56,7 @@ class ServeCommand:
     keep_sandboxes_s: float = 600.0
     ends_sandboxes: bool = False
     most_sandboxes: int = 64
+    spare_sandboxes: int = 0
     worker_address: str | None = None
     root_path: str = ""
     is_debugging: bool = False
@@ -106,7 +107,8 @@ async def serving(command: ServeCommand) -> None:
         allowed_hosts=command.allowed_hosts, allowed_origins=command.allowed_origins, queue_limit=command.queue_limit,
         queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s,
         keep_runs_s=command.keep_runs_s, keep_sandboxes_s=command.keep_sandboxes_s,
-        ends_sandboxes=command.ends_sandboxes, most_sandboxes=command.most_sandboxes, is_debugging=command.is_debugging,
+        ends_sandboxes=command.ends_sandboxes, most_sandboxes=command.most_sandboxes,
+        spare_sandboxes=command.spare_sandboxes, is_debugging=command.is_debugging,
         has_sandbox_fusion=command.has_sandbox_fusion, has_agents=command.has_agents, **places,
     )  # fmt: skip
     address_host = _check_worker_address(command)

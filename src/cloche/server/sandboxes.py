@@ -32,6 +32,7 @@ from cloche.core.record import dataclass, replace
 from cloche.core.request import InputFile
 from cloche.execution.prepare import prepare
 from cloche.execution.sandbox import AsyncSandbox
+from cloche.execution.spares import SparePool
 from cloche.keeper import registry
 from cloche.keeper.attach import Owner, owned_by, visit
 from cloche.records import sandboxes as records
@@ -83,7 +84,7 @@ class Sandboxes:
 
     def __init__(
         self, database: Database, writer: Writer, worker: str, options: SandboxOptions, *, record: Record,
-        note: Record, keep_s: float = KEEP_S, room: Room | None = None,
+        note: Record, keep_s: float = KEEP_S, room: Room | None = None, spares: int = 0,
     ):  # fmt: skip
         self._database, self._writer, self._worker, self._options = database, writer, worker, options
         self._record, self._note, self._keep_s = record, note, keep_s
@@ -92,6 +93,7 @@ class Sandboxes:
         self._open: dict[str, asyncio.Task[Attachment]] = {}
         self._ours: dict[str, str | None] = {}  # those of this worker, with the worker it took them over from
         self._room = room or Room()
+        self._spares = SparePool(spares)
         self._held: dict[str, _Held] = {}  # those that this worker holds
         self._starting = asyncio.Semaphore(4)
         self._streams: set[asyncio.Task[Any]] = set()
@@ -152,10 +154,15 @@ class Sandboxes:
             AsyncSandbox, name=sandbox_name(sandbox_id), keep=terms.lifetime_s, lifetime=terms.lifetime_s,
             idle=terms.idle_s, files=files, **options,
         )  # fmt: skip
-        with self._owning(sandbox_id, api_key):
+        with self._owning(sandbox_id, api_key), self._spares.used():
             sandbox = await asyncio.to_thread(making)
             await sandbox.__aenter__()
         return sandbox
+
+    async def prepare(self, options: Mapping[str, Any]) -> None:
+        """Open spare sandboxes with these options, before the first is asked for. Raises ClocheError."""
+        own: Any = dict(options)
+        self._spares.prepare(await asyncio.to_thread(lambda: prepare(**own)))
 
     async def _take_back(self, sandbox_id: str, *, is_held: bool) -> None:
         """End a sandbox whose opening could not be recorded; a held one leaves no row."""
@@ -450,6 +457,7 @@ class Sandboxes:
             except ClocheError as error:
                 log.warning("live sandboxes cannot be listed: %s", error)
             await asyncio.to_thread(_own, self._there, self._keep_s)
+            await self._spares.tend()
             before = time.monotonic() - UNUSED_S
             for attachment in self._attachments():
                 if attachment.is_unused and attachment.used_at < before:
@@ -470,6 +478,7 @@ class Sandboxes:
 
     async def close(self) -> None:
         """Detach from all sandboxes, which live on without this worker's commands and sessions; end the held ones."""
+        await self._spares.close()
         await asyncio.gather(*(self._end_with_service(sandbox_id) for sandbox_id in list(self._held)))
         await asyncio.gather(*(self._let_go(sandbox_id) for sandbox_id in list(self._open)))
 

@@ -90,6 +90,7 @@ class ServiceOptions:
     keep_sandboxes_s: float = KEEP_S
     ends_sandboxes: bool = False
     most_sandboxes: int = MOST_LIVING
+    spare_sandboxes: int = 0
     is_debugging: bool = False
     has_sandbox_fusion: bool = False
     has_agents: bool = False
@@ -115,7 +116,7 @@ class Service:
         )  # fmt: skip
         self.sandboxes = Sandboxes(
             database, self.writer, self.worker, options.options, record=self.record, note=self.note,
-            keep_s=options.keep_sandboxes_s, room=Room(most=options.most_sandboxes),
+            keep_s=options.keep_sandboxes_s, room=Room(most=options.most_sandboxes), spares=options.spare_sandboxes,
         )  # fmt: skip
         self.secret_store = ServiceSecrets(database, folder=options.secrets_from, key=options.secrets_key)
         self.peers = Peers(database, self.writer, self.worker)

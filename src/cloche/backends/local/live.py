@@ -260,7 +260,7 @@ class LocalLiveSandbox(LiveSandbox):
         with connection.release() as helper, ours, environment.hold_layers(self._policy.layers) as layers:
             held = {"helper": helper.fileno(), **({"claim": self._claim.held} if self._claim else {}), **layers}
             held |= own.held if own is not None else {}
-            client = await keeping.take(ours, held, connection.groups, self._described())
+            client = await keeping.take(ours, held, connection.groups, self.described())
         if own is not None:
             own.release()
         if self._claim is not None:
@@ -268,7 +268,7 @@ class LocalLiveSandbox(LiveSandbox):
             self._claim = None
         return await self.join(client, keeping.join_network, is_owner=keeping.ends_with_caller)
 
-    def _described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """Return the facts that later clients need, as plain data."""
         return {
             "enforcement": self.enforcement.as_dict(),
@@ -313,6 +313,17 @@ class LocalLiveSandbox(LiveSandbox):
             self.network = await join_shared_network(self._policy, join_network)
             self._offer_to_decide()
         return self.link
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether it, or the process that serves its network, has ended."""
+        is_mute = self.network is not None and self.network.is_lost
+        return self.link is None or self.link.lost.done() or is_mute
+
+    async def adopt(self, order: Mapping[str, Any]) -> None:
+        """Have its keeper keep it under a name and for times; see `cloche.keeper.attach.Adoptable`."""
+        await self.ask("adopt", **order)
+        self._is_owner = order["keep_s"] is None
 
     async def kill(self) -> None:
         """End the sandbox for all its clients, and wait until nothing of it is left."""

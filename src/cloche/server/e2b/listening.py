@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Coroutine
 from typing import Any
 
 import uvicorn
 
+from cloche.core.errors import ClocheError
 from cloche.serving import http
 
 from ..observe import RequestObserver
 from ..service import Service
 from .app import E2BApp
 from .calls import E2B, key_of
+from .defaults import sandbox_options
 from .options import E2BOptions
 from .upgrades import UpgradeProtocol
+
+log = logging.getLogger("cloche.service")
 
 
 async def serve_e2b(service: Service, options: E2BOptions, *, beside: Coroutine[Any, Any, None]) -> None:
@@ -34,12 +39,21 @@ async def serve_e2b(service: Service, options: E2BOptions, *, beside: Coroutine[
             timeout_graceful_shutdown=max(1, round(service.options.drain_s)), backlog=http.backlog(),
             ssl_certfile=options.certificate, ssl_keyfile=options.key,
         )  # fmt: skip
+        service.in_background(_prepare(service))
         _greet(options, listener.getsockname()[1])
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(beside)
             tasks.create_task(http.serve(http.Unsignalled(config), listener))
     finally:
         listener.close()
+
+
+async def _prepare(service: Service) -> None:
+    """Open spare sandboxes of the base template, whose first one would have to be waited for."""
+    try:
+        await service.sandboxes.prepare(await sandbox_options(service))
+    except ClocheError as error:  # as the first create will report
+        log.warning("no spare sandbox can be opened: %s", error)
 
 
 def _greet(options: E2BOptions, port: int) -> None:
