@@ -65,7 +65,7 @@ class CellOutputs:
         if not indexes:
             self.outputs.append(output)
             self.display_ids.append(display_id if type(display_id) is int else None)
-            self.sink(Displayed(output=output))
+            self.sink(Displayed(output=output, is_value=frame.get("is_value") is True))
 
     def clear(self, frame: Mapping[str, Any]) -> None:
         """Remove all outputs so far; with `wait`, remove them only when the next output arrives."""

@@ -18,6 +18,7 @@ from cloche.core.functions import OfferedFunctions
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.record import dataclass
+from cloche.core.request import PLAIN_CELL, CellOptions
 from cloche.core.result import KillCause, Observed, Result
 from cloche.egress.windows import SharedNetwork
 from cloche.init import wire
@@ -236,16 +237,18 @@ class LiveSession(Session):
         self._patterns: tuple[str, ...] = ()  # of the files to include in this cell's result
         self._since = 0
 
-    async def run(self, code: str, *, timeout_s: float, sink: Sink) -> Result:
+    async def run(self, code: str, *, timeout_s: float, sink: Sink, options: CellOptions = PLAIN_CELL) -> Result:
         """Run a cell; its result has no files."""
-        return await self.run_collecting(code, timeout_s=timeout_s, sink=sink, collect=())
+        return await self.run_collecting(code, timeout_s=timeout_s, sink=sink, collect=(), options=options)
 
-    async def run_collecting(self, code: str, *, timeout_s: float, sink: Sink, collect: tuple[str, ...]) -> Result:
+    async def run_collecting(
+        self, code: str, *, timeout_s: float, sink: Sink, collect: tuple[str, ...], options: CellOptions = PLAIN_CELL
+    ) -> Result:
         """Run a cell; see core.protocols.SupportsCollecting."""
         await self._opened_in.note_cell(code)
         async with self._cells:
             self._patterns, self._since = collect, await self._opened_in.clock_ns(collect)
-            return await super().run(code, timeout_s=timeout_s, sink=sink)
+            return await super().run(code, timeout_s=timeout_s, sink=sink, options=options)
 
     async def _collected(self, timeout_s: float) -> Changes:
         return await self._opened_in.collect_files(

@@ -15,6 +15,8 @@ from cloche.core.result import TIMEOUT_NOTE, Output, Result, Status, Usage, Verd
 
 from .saved_files import Changes
 
+MAX_TRACEBACK = 60_000
+
 MOST_LOOKED_AT = 1 << 13  # bytes at the end of a program's output
 MOST_OF_LAST = 1 << 11  # of these, for slower patterns
 NO_TRACING = (
@@ -134,7 +136,8 @@ def error_notes(frame: Mapping[str, Any]) -> dict[str, Any]:
     error = frame.get("error")
     if not isinstance(error, dict):
         return {}
-    return {"error": {key: str(error[key])[:2000] for key in ("name", "message") if key in error}}
+    bounds = {"name": 2000, "message": 2000, "traceback": MAX_TRACEBACK}
+    return {"error": {key: str(error[key])[:most] for key, most in bounds.items() if key in error}}
 
 
 def value_of(frame: Mapping[str, Any]) -> tuple[Any, bool, bool]:

@@ -24,6 +24,7 @@ from cloche.core.guest_json import TooLarge
 from cloche.core.limits import Limits
 from cloche.core.loops import any_of, become_task, finish
 from cloche.core.record import dataclass, replace
+from cloche.core.request import PLAIN_CELL, CellOptions
 from cloche.core.result import (
     EXIT_TIMEOUT,
     KillCause,
@@ -87,12 +88,14 @@ class SessionLink:
         self._codec.renew()
         return self._outputs
 
-    def ask(self, request_id: int, code: str) -> tuple[asyncio.Future[dict[str, Any]], bytes]:
+    def ask(
+        self, request_id: int, code: str, options: CellOptions = PLAIN_CELL
+    ) -> tuple[asyncio.Future[dict[str, Any]], bytes]:
         """Return the future of a cell's answer, and the bytes to send. Raises InvalidRequest if the code cannot be
         encoded.
         """
         try:
-            data = self._codec.encode_run(request_id, code)
+            data = self._codec.encode_run(request_id, code, options)
         except ValueError as error:
             raise InvalidRequest(f"code: {error}") from error
         return self.expect(request_id), data
@@ -325,7 +328,7 @@ class Session:
         """Tell the supervisor, which samples memory, whether a cell runs."""
         self._transport.send_control(("pace", {"is_busy": is_busy}))
 
-    async def run(self, code: str, *, timeout_s: float, sink: Sink) -> Result:
+    async def run(self, code: str, *, timeout_s: float, sink: Sink, options: CellOptions = PLAIN_CELL) -> Result:
         """Run one cell; see core.protocols.OpenSession."""
         async with self._turn:
             if not self.is_alive:
@@ -337,7 +340,7 @@ class Session:
                 await self._transport.prepare(code, was_signalled=self._has_signalled)
                 if self._has_signalled:
                     await finish(self._settle())
-                return await self._run(code, timeout_s, sink)
+                return await self._run(code, timeout_s, sink, options)
             finally:
                 self._is_running = False
 
@@ -357,19 +360,19 @@ class Session:
                     await any_of(answer, end, link.lost)
         self._has_signalled = False
 
-    async def _run(self, code: str, timeout_s: float, sink: Sink) -> Result:
+    async def _run(self, code: str, timeout_s: float, sink: Sink, options: CellOptions) -> Result:
         self._traffic = Traffic()
         if self.network is None:
-            return await self._run_cell(code, timeout_s, sink)
+            return await self._run_cell(code, timeout_s, sink, options)
         self._window = self.network.open_window()
-        return await self._run_cell(code, timeout_s, sink)
+        return await self._run_cell(code, timeout_s, sink, options)
 
     async def _note_traffic(self) -> None:
         window, self._window = self._window, None
         if window is not None and self.network is not None:
             self._traffic = await self.network.close_window(window)
 
-    async def _run_cell(self, code: str, timeout_s: float, sink: Sink) -> Result:
+    async def _run_cell(self, code: str, timeout_s: float, sink: Sink, options: CellOptions) -> Result:
         transport, link = self._transport, self._transport.link
         outputs = link.begin(sink)
         started = time.monotonic()
@@ -377,7 +380,7 @@ class Session:
         try:
             sink(Started())
             transport.begin(sink)
-            answer, data = link.ask(self._request_id, code)
+            answer, data = link.ask(self._request_id, code, options)
             sending = transport.send(data)
             self._answer = answer
             self._sending = asyncio.ensure_future(sending) if sending is not None else None

@@ -11,6 +11,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.frames import BashCodec, FrameReader, encode
 from cloche.core.languages import Language, language_named
 from cloche.core.record import dataclass
+from cloche.core.request import PLAIN_CELL, CellOptions
 
 from .toolchain import Toolchain, sets_interpreter_variables
 
@@ -28,7 +29,7 @@ class Interrupt:
 class Codec(Protocol):
     """Encode requests and decode frames."""
 
-    def encode_run(self, request_id: int, code: str, /) -> bytes: ...
+    def encode_run(self, request_id: int, code: str, options: CellOptions, /) -> bytes: ...
     def feed(self, data: bytes) -> list[dict[str, Any]]: ...
     def renew(self) -> None: ...
 
@@ -39,8 +40,8 @@ class JsonCodec:
     def __init__(self) -> None:
         self._reader = FrameReader()
 
-    def encode_run(self, request_id: int, code: str) -> bytes:
-        return encode({"op": "run", "id": request_id, "code": code})
+    def encode_run(self, request_id: int, code: str, options: CellOptions = PLAIN_CELL) -> bytes:
+        return encode({"op": "run", "id": request_id, "code": code, **options.as_fields()})
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         return self._reader.feed(data)

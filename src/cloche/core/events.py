@@ -49,10 +49,12 @@ class Displayed:
     """Carry a rich output that a session's code displayed.
 
     `replaces` is the place, in the list of the cell's outputs, of the one that it replaces; None where it is appended.
+    `is_value` says that it is the value of a cell that runs as in a notebook.
     """
 
     output: Output
     replaces: int | None = None
+    is_value: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,14 @@ from __future__ import annotations
 import binascii
 import contextlib
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from .guest_json import MAX_BYTES, MAX_PARTS, TooLarge, as_text, decode, json_writer
 from .limits import KIB, MIB
 from .record import dataclass
+from .request import PLAIN_CELL, CellOptions
 from .result import Output
 
 MAX_FRAME_BYTES = MAX_BYTES
@@ -36,6 +38,7 @@ _HEADER_BYTES = 4
 _MAX_LINE_BYTES = 100
 _READY = re.compile(r"ready ([\w.()+-]{1,60})", re.ASCII)
 _DONE = re.compile(r"done ([0-9]{1,18}) ([0-9]{1,3})")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _as_json = json_writer()
 
 
@@ -128,6 +131,7 @@ class BashCodec:
     def __init__(self) -> None:
         self._line = bytearray()
         self._running: set[int] = set()
+        self._changed: list[str] = []  # variables of the last run
         self._is_broken = False
         self.renew()
 
@@ -135,8 +139,9 @@ class BashCodec:
         """Count anew."""
         self._lines_left = MAX_FRAMES
 
-    def encode_run(self, run_id: int, code: str) -> bytes:
+    def encode_run(self, run_id: int, code: str, options: CellOptions = PLAIN_CELL) -> bytes:
         """Return the bytes that ask for a run. Raises ValueError for text that a shell script cannot hold."""
+        code = self._prologue(options) + code
         if not 0 <= run_id < 10**18:
             raise ValueError(f"{run_id} is not a number of a run")
         if "\0" in code:
@@ -144,6 +149,16 @@ class BashCodec:
         body = code.encode("utf-8", "surrogateescape")
         self._running.add(run_id)
         return b"%d %d\n%b" % (run_id, len(body), body)
+
+    def _prologue(self, options: CellOptions) -> str:
+        """Return the commands before a run, on its first line: they restore the variables of the last one, too."""
+        words = [f"__cloche_restore {name};" for name in self._changed]
+        words += [f"cd -- {shlex.quote(options.cwd)} || {{ (exit 1); return; }};"] if options.cwd is not None else []
+        words += [f"__cloche_assign {name} {shlex.quote(value)};" for name, value in options.env.items()]
+        self._changed = [name for name in options.env if _NAME.fullmatch(name)]
+        if len(self._changed) < len(options.env):
+            raise ValueError("env: the name of a variable has letters, digits and _ alone")
+        return "".join(words)
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         """Return what `data` completes, as objects in the words of frames. Raises ValueError for any other line."""

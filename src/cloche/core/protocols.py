@@ -17,7 +17,7 @@ from .limits import Limits
 from .policy import Policy
 from .processes import FileChange, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
 from .record import dataclass, field
-from .request import InputFile, Request, WorkspaceContainer
+from .request import PLAIN_CELL, CellOptions, InputFile, Request, WorkspaceContainer
 from .result import KillCause, Result
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class OpenSession(Protocol):
         """Say how it ended, as far as that is known; empty while it lives."""
         ...
 
-    async def run(self, code: str, *, timeout_s: float, sink: Sink) -> Result:
+    async def run(self, code: str, *, timeout_s: float, sink: Sink, options: CellOptions = PLAIN_CELL) -> Result:
         """Run one cell. What outlives the time-out is interrupted, and its state kept if it lets itself be."""
         ...
 
@@ -169,7 +169,9 @@ class SupportsNetwork(Protocol):
 class SupportsCollecting(Protocol):
     """Be a session whose results have only the requested files, because others change files at the same time."""
 
-    async def run_collecting(self, code: str, *, timeout_s: float, sink: Sink, collect: tuple[str, ...]) -> Result:
+    async def run_collecting(
+        self, code: str, *, timeout_s: float, sink: Sink, collect: tuple[str, ...], options: CellOptions = PLAIN_CELL
+    ) -> Result:
         """Run one cell; the files are those that match one of the patterns and have changed meanwhile."""
         ...
 

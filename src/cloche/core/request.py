@@ -33,6 +33,28 @@ class InputFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CellOptions:
+    """Say how one cell of a session runs.
+
+    `env` has variables for this cell alone, `cwd` the folder that it begins in, which stays. With `is_notebook` it
+    answers as a notebook's kernel does: the traceback of an error is in the result instead of on standard error, the
+    value is displayed before the cell's figures, and lists, tables and figures are displayed as data, too.
+    """
+
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cwd: str | None = None
+    is_notebook: bool = False
+
+    def as_fields(self) -> dict[str, object]:
+        """Return what a message to a driver says of them: nothing for a plain cell."""
+        fields = {"env": dict(self.env), "cwd": self.cwd, "is_notebook": self.is_notebook}
+        return {name: value for name, value in fields.items() if value}
+
+
+PLAIN_CELL = CellOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """Describe one run.
 

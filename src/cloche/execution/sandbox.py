@@ -32,6 +32,7 @@ from cloche.core.protocols import (
     SupportsSessionsApart,
 )
 from cloche.core.record import replace
+from cloche.core.request import CellOptions
 from cloche.core.result import Result
 from cloche.keeper.attach import Kept, find_kept
 
@@ -162,6 +163,9 @@ class AsyncSession:
         out: str | PathLike[str] | None = None,
         collect: Sequence[str] | None = None,
         autofix: Fixer | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        notebook: bool = False,
     ) -> Result:
         """Run one cell and return its result.
 
@@ -172,11 +176,16 @@ class AsyncSession:
         the call interrupts the cell; if the cell ignores that, it is killed together with the session. With `autofix`,
         a failing cell is repaired and run again, in the state that the failed one left.
 
+        `env` has variables for this cell alone, `cwd` the folder that it begins in, which stays. With `notebook` the
+        cell answers as in a notebook: an error's traceback is `meta["error"]["traceback"]` instead of on `stderr`, the
+        value is displayed before the cell's figures, and lists, tables and figures are displayed as data, too.
+
         Raises InvalidRequest if the session is closed, has expired, or has ended.
         """
         if not isinstance(code, str):
             raise InvalidRequest(f"code: give text, not {type(code).__name__}")
         self._check_open()
+        options = CellOptions(env=read_env(env), cwd=cwd, is_notebook=notebook)
         if autofix is not None:
             return await self._run_fixing(autofix, code, timeout, make_sink(on_output, on_event), out, collect)
         limit = self._sandbox.timeout_s(timeout)
@@ -188,7 +197,7 @@ class AsyncSession:
             self._running += 1
             try:
                 result = await self._sandbox.run_cell(
-                    lambda: self._run(cell, limit, sink, patterns), code, self._language, self._env, limit
+                    lambda: self._run(cell, limit, sink, patterns, options), code, self._language, self._env, limit
                 )
             finally:
                 self._running -= 1
@@ -232,13 +241,15 @@ class AsyncSession:
             await copy_out(result, out)
         return result
 
-    def _run(self, code: str, timeout_s: float, sink: Sink | None, collect: tuple[str, ...]) -> Awaitable[Result]:
-        run = self._interpreter.opened.run
+    def _run(
+        self, code: str, timeout_s: float, sink: Sink | None, collect: tuple[str, ...], options: CellOptions
+    ) -> Awaitable[Result]:
+        run: Callable[..., Awaitable[Result]] = self._interpreter.opened.run
         if collect and isinstance(self._interpreter.opened, SupportsCollecting):
             run = functools.partial(self._interpreter.opened.run_collecting, collect=collect)
         if sink is None:
-            return run(code, timeout_s=timeout_s, sink=discard)
-        return with_sink(lambda guarded: run(code, timeout_s=timeout_s, sink=guarded), sink)
+            return run(code, timeout_s=timeout_s, sink=discard, options=options)
+        return with_sink(lambda guarded: run(code, timeout_s=timeout_s, sink=guarded, options=options), sink)
 
     def stream(self, code: str, *, timeout: float | str | None = None) -> AsyncIterator[Event]:
         """Run as `run` does; yield Started, OutputChunk and Displayed, and finally Ended."""

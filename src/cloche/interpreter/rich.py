@@ -68,13 +68,14 @@ FORMATS = {
 class Options:
     """The settings of `%config InlineBackend`."""
 
-    __slots__ = ("closes", "formats", "print_options", "rc")
+    __slots__ = ("add_data", "closes", "formats", "print_options", "rc")
 
     def __init__(self) -> None:
         self.formats: tuple[str, ...] = ("png",)
         self.print_options: dict[str, Any] = {"bbox_inches": "tight"}
         self.closes = True
         self.rc: dict[str, Any] = {}  # for matplotlib, once it is loaded
+        self.add_data: Callable[[Any, dict[str, Any]], None] | None = None  # of a value to its bundle
 
 
 OPTIONS = Options()
@@ -254,6 +255,8 @@ def bundle(
         _draw(value, data, metadata)
     if "text/plain" not in data and is_included("text/plain"):
         data["text/plain"] = text_of(value)
+    if OPTIONS.add_data is not None:
+        OPTIONS.add_data(value, data)
     return _cleaned({mime: data[mime] for mime in data if is_included(mime)}, metadata)
 
 
@@ -586,7 +589,10 @@ class Display:
 
     def emit_figure(self, figure: Any, pictures: dict[str, Any], metadata: Metadata) -> None:
         """Send one figure that is drawn already."""
-        self._send(*_cleaned({"text/plain": text_of(figure), **pictures}, metadata), None)
+        data = {"text/plain": text_of(figure), **pictures}
+        if OPTIONS.add_data is not None:
+            OPTIONS.add_data(figure, data)
+        self._send(*_cleaned(data, metadata), None)
 
     def flush_figures(self) -> None:
         """Finish a cell: call the functions registered for it, send pending outputs and open figures."""

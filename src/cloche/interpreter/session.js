@@ -66,13 +66,13 @@ function beDriver() {
   const begin = () => {
     if (run !== null || wakeUp !== null || probe !== null || waiting.length === 0) return;
     if (isAbandoned) return ask((isBusy) => (isAbandoned = false) || (isBusy && stop({})));
-    const { id, code } = waiting.shift();
+    const { id, code, ...options } = waiting.shift();
     const isInterrupted = isEarly;
     isEarly = false;
     run = lastId = id;
     if (id === NOTHING) return finish({});
     if (isInterrupted) return finish(INTERRUPTED);
-    tell({ op: 'run', id, code, finished: Atomics.load(workerData.shared, FINISHED) });
+    tell({ op: 'run', id, code, options, finished: Atomics.load(workerData.shared, FINISHED) });
   };
   // Call back with whether the guest is too busy to answer.
   const ask = (then) => {
@@ -190,14 +190,33 @@ function beGuest() {
       require('node:fs').closeSync(2); // Node.js would complain that the driver still debugs it
       process.reallyExit(0);
     },
-    run: ({ id, code, finished }) => {
+    run: ({ id, code, options, finished }) => {
       if (Atomics.load(shared, FINISHED) !== finished) return; // it was interrupted while it waited for a callback
       left = MAX_SHOWN;
-      evaluate(id, code, (result) => driver.postMessage({ op: 'done', id, result }));
+      isNotebook = options.is_notebook === true;
+      const done = (result) => driver.postMessage({ op: 'done', id, result });
+      try {
+        surround(options);
+      } catch (error) {
+        return done(failed(error));
+      }
+      evaluate(id, code, done);
     },
   };
   driver.on('message', (message) => orders[message.op](message));
   driver.once('online', () => driver.postMessage({ op: 'ready' }));
+}
+
+let isNotebook = false; // whether an error of this run is told in its answer alone
+let before = {}; // variables of the last run alone, as they were
+
+// Restore the variables of the last run; set those of this one alone, and go to the folder that it begins in.
+function surround({ env = {}, cwd }) {
+  const assign = ([name, value]) => (value === undefined ? delete process.env[name] : (process.env[name] = value));
+  Object.entries(before).forEach(assign);
+  before = Object.fromEntries(Object.keys(env).map((name) => [name, process.env[name]]));
+  Object.entries(env).forEach(assign);
+  if (cwd !== undefined) process.chdir(cwd);
 }
 
 // Define a global that is made when it is asked for, and that a run may declare or replace.
@@ -354,13 +373,13 @@ function succeeded(value) {
   const text = isExact(value, { parts: 0 }) ? stringify(value) : undefined;
   if (text !== undefined && text.length <= MAX_VALUE) result.value = value;
   else result.value_repr = cut(safely(() => inspect(value)), MAX_VALUE);
-  const data = mimeBundle(value);
+  const data = mimeBundle(value) ?? (isNotebook ? shownBundle(value) : undefined);
   if (data !== undefined && stringify(data).length <= MAX_TEXT) result.data = data;
   return result;
 }
 
 function failed(error, place = '') {
-  const traceback = cut(report(error, place), MAX_TRACEBACK);
+  const traceback = cut(report(error, place, isNotebook), MAX_TRACEBACK);
   const isError = types.isNativeError(error);
   // The error of a child process that an interrupt ended comes before the interrupt itself.
   const isInterrupt = safely(() => isError && error.signal === 'SIGINT') === true;
@@ -371,14 +390,14 @@ function failed(error, place = '') {
 }
 
 // Print an error without the frames of this file, and return what was printed.
-function report(error, place = '') {
+function report(error, place = '', isTold = false) {
   const lines = safely(() => inspect(error)).split('\n');
   const isOurs = (line) => /^ +at /.test(line) && (line.includes(__filename) || line.includes('(node:inspector:'));
   const kept = lines.filter((line, at) => {
     return !isOurs(line) && !(line.includes('processTicksAndRejections (node:') && at > 0 && isOurs(lines[at - 1]));
   });
   const text = cut(`${place}Uncaught ${kept.join('\n')}`, MAX_TEXT);
-  process.stderr.write(`${text}\n`);
+  if (!isTold) process.stderr.write(`${text}\n`);
   return text;
 }
 
@@ -405,7 +424,7 @@ const cut = (text, most) => whole(text.length <= most ? text : `${text.slice(0, 
 const whole = (text) => text.replace(/\p{Surrogate}/gu, '\ufffd');
 
 function rendered(value, metadata) {
-  const text = stringify({ data: mimeBundle(value) ?? { 'text/plain': whole(inspect(value)) }, metadata });
+  const text = stringify({ data: mimeBundle(value) ?? (isNotebook ? shownBundle(value) : { 'text/plain': whole(inspect(value)) }), metadata });
   const bytes = Buffer.byteLength(text); // the caller takes less of what is not ASCII, or has many escapes
   const size = Math.max(bytes === text.length ? bytes : 2 * bytes, 9 * text.split('\\').length);
   if (size > MAX_FRAME_BYTES - 200) throw new RangeError('display: too much for one frame');
@@ -422,6 +441,23 @@ function partsOf(value, depth = 0) {
   if (depth > 100) return Infinity;
   const inner = Object.values(value);
   return inner.reduce((sum, one) => sum + partsOf(one, depth + 1), 1 + inner.length);
+}
+
+// Return a value in each format that it offers, as kernels of JavaScript ask for them, and as text.
+function shownBundle(value) {
+  const asked = safely(() => bundleOf(value));
+  const data = typeof asked === 'object' ? mimeBundle(asked) : undefined;
+  return { 'text/plain': whole(cut(safely(() => inspect(value)), MAX_VALUE)), ...data };
+}
+
+const METHODS = { _toHtml: 'text/html', _toSvg: 'image/svg+xml', _toPng: 'image/png', _toJpeg: 'image/jpeg' };
+
+function bundleOf(value) {
+  if ((typeof value !== 'object' && typeof value !== 'function') || value === null) return undefined;
+  const display = value[Symbol.for('Jupyter.display')] ?? value._toMime;
+  if (typeof display === 'function') return display.call(value);
+  const offered = Object.entries(METHODS).filter(([name]) => typeof value[name] === 'function');
+  return Object.fromEntries(offered.map(([name, mime]) => [mime, value[name]()]));
 }
 
 // Return content by MIME type as text, with bytes in base64; undefined when `value` is anything else.

@@ -24,6 +24,7 @@ from . import (
     ipython,
     line_magics,
     magics,
+    notebook,
     oneshot,
     result_value,
     session_fork,
@@ -31,7 +32,7 @@ from . import (
     session_tasks,
 )
 from .pretty import report, text_of
-from .rich import Display, as_text, bundle, parts_of, shows_itself
+from .rich import OPTIONS, Display, as_text, bundle, parts_of, shows_itself
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Session:
         self._main, self._sender, self._is_late = _thread.get_ident(), 0, False
         self._waiting = select.poll()
         self._waiting.register(link, select.POLLIN)
-        self.is_running = self._is_receiving = self._is_early = False
+        self.is_running = self._is_receiving = self._is_early = self.is_notebook = False
         self.count = 0
         self.request_id = 0
         self.room = result_value.Room()
@@ -100,7 +101,11 @@ class Session:
         self._printed_before = _printed()  # when the last cell ended
         namespace.update({"In": self.history, "Out": self.kept, "_": "", "__": "", "___": ""})
         ipython.install(self.display, namespace)
-        ipython.when_loaded({"asyncio": self.tasks.lead, **session_processes.actions()})
+        ipython.when_loaded({
+            "asyncio": self.tasks.lead,
+            "PIL.Image": lambda module: notebook.show_saved(module, self.display.display, lambda: self.is_notebook),
+            **session_processes.actions(),
+        })  # fmt: skip
         self.magics = magics.Magics(self, line_magics.LINE_MAGICS, cell_magics.CELL_MAGICS)
         sys.displayhook = self._display_value
 
@@ -118,7 +123,7 @@ class Session:
             elif request["op"] == "run":
                 self.request_id, self.files, self.room = request["id"], None, result_value.Room()
                 self._clears = 0
-                answer = self._answer(request["code"])
+                answer = self._answer(request)
                 self._runs_tasks = False
                 self.send({**answer, "has_tasks": True} if self.tasks.has_work() else answer)
             elif request["op"] == "collected":
@@ -248,9 +253,11 @@ class Session:
         if self._is_early and self.tasks.is_in_callback(frame or sys._getframe()):
             raise KeyboardInterrupt
 
-    def _answer(self, code: str) -> dict[str, Any]:
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run a cell and return the frame that ends it."""
-        cell = self._run(code)
+        self.is_notebook = request.get("is_notebook") is True
+        OPTIONS.add_data = notebook.add_data if self.is_notebook else None
+        cell = self._run(request["code"], notebook.Surroundings(request))
         if os.getpid() != self.pid:  # the cell has forked, and this is the child at the end of its script
             oneshot.finish(cell.exit_code, os.getcwd(), self._preloaded, self._privileges)
         answer: dict[str, Any] = {"op": "done", "id": self.request_id, "exit_code": cell.exit_code}
@@ -276,11 +283,12 @@ class Session:
         shown = (cell.data or {}).get("text/plain") or text_of(cell.value)  # its bundle may be large, and shown already
         return {**shown_value, "value_repr": str(shown)[: result_value.MAX_VALUE_BYTES]}
 
-    def _run(self, code: str) -> CellResult:
+    def _run(self, code: str, surroundings: notebook.Surroundings) -> CellResult:
         """Run a cell to any end; errors are printed as the interpreter prints them."""
         cell = CellResult()
-        self.count += 1
-        self.history.append(code)
+        if code.strip() or not self.is_notebook:
+            self.count += 1
+            self.history.append(code)
         _signal.signal(_signal.SIGINT, self._on_interrupt)
         try:
             try:
@@ -289,10 +297,12 @@ class Session:
                 if was_early:
                     raise KeyboardInterrupt
                 try:
-                    cell.value = self._execute(code)
+                    surroundings.begin()
+                    cell.value = self._execute(notebook.without_indent(code))
                     self._look_at(cell, code)
                 finally:
                     self.display.flush_figures()
+                    surroundings.end()
             finally:
                 self.is_running = False
                 _signal.signal(_signal.SIGINT, self._on_interrupt)  # whatever the cell has made of it
@@ -312,6 +322,9 @@ class Session:
             cell.data = {"text/plain": repr(cell.value)}
         elif not shows_itself(cell.value):
             cell.data, cell.metadata = bundle(cell.value)
+        if self.is_notebook and cell.data is not None:
+            self._show(cell.data, cell.metadata, None, is_update=False, is_value=True)
+            cell.data = None
 
     def run_cell(self, source: str) -> Any:
         """Run a text for a magic, inside the cell that runs; return its value, or raise."""
@@ -320,11 +333,15 @@ class Session:
     def _take_error(self, cell: CellResult, error: BaseException) -> None:
         if isinstance(error, SystemExit):
             cell.exit_code = oneshot._exit_code(error.code)
-            return
-        cell.exit_code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+            if not self.is_notebook:
+                return
+        else:
+            cell.exit_code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
         cell.error = {"name": type(error).__name__, "message": _message(error)}
         if isinstance(error, command_line.UsageError):
             sys.stderr.write(f"UsageError: {error}\n")
+        elif self.is_notebook:
+            cell.error["traceback"] = notebook.traceback_text(error)
         else:
             report(error)
 
@@ -395,12 +412,17 @@ class Session:
         if value is not None:
             self.display.display(value)
 
-    def _show(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, is_update: bool) -> None:
+    def _show(
+        self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, is_update: bool,
+        is_value: bool = False,
+    ) -> None:  # fmt: skip
         """Send a bundle at once; beyond the bound, send one note instead."""
         if os.getpid() != self.pid:
             return
         oneshot.flush()
         frame = {"op": "display", "id": self.request_id, "data": as_text(data), "metadata": metadata}
+        if is_value:
+            frame["is_value"] = True
         if display_id is not None:
             frame |= {"place": self._places.setdefault(display_id, len(self._places)), "update": is_update}
         body = _as_json(frame).encode()

@@ -76,6 +76,25 @@ exit() {
   __cloche_abort "$code"
 }
 
+# Variables of one run alone: their values before it are kept for the run after it.
+declare -A __cloche_kept=() __cloche_assigned=()
+__cloche_assign() {
+  unset -v "__cloche_kept[$1]"
+  [[ ! -v $1 ]] || __cloche_kept[$1]=${!1}
+  __cloche_assigned[$1]=1
+  export "$1=$2"
+}
+
+__cloche_restore() {
+  [[ -v __cloche_assigned[$1] ]] || return 0
+  unset -v "__cloche_assigned[$1]"
+  if [[ -v __cloche_kept[$1] ]]; then
+    export "$1=${__cloche_kept[$1]}"
+  else
+    unset -v "$1"
+  fi
+}
+
 __cloche_failed() {
   local code=$?
   [[ $- != *e* || $BASHPID != "$$" ]] || __cloche_abort "$code"

@@ -43,7 +43,8 @@ def event_as_wire(event: Event) -> tuple[str, dict[str, Any]] | None:
         return "output", {"stream": event.stream, **text}
     if isinstance(event, Displayed):
         replaced = {} if event.replaces is None else {"replaces": event.replaces}
-        return "display", {**output_as_dict(event.output), **replaced}
+        value = {"isValue": True} if event.is_value else {}
+        return "display", {**output_as_dict(event.output), **replaced, **value}
     if isinstance(event, Cleared):
         return "cleared", {}
     if isinstance(event, NetworkRefused):

@@ -39,6 +39,9 @@ class Cell(WireModel):
     code: str
     timeout: Amount | None = None
     collect: list[Word] | None = Field(default=None, max_length=64)
+    env: dict[Word, str] | None = None
+    cwd: Word | None = None
+    notebook: bool = False
 
 
 class Checkpoint(WireModel):
@@ -58,7 +61,10 @@ async def cell_work(use: Use, session_id: str, cell: Cell) -> Callable[[Sink], A
     held, timeout = use.held.session(session_id), await allowed_timeout(use, cell.timeout)
 
     async def work(sink: Sink) -> Result:
-        return await held.session.run(cell.code, timeout=timeout, collect=cell.collect, on_event=sink)
+        return await held.session.run(
+            cell.code, timeout=timeout, collect=cell.collect, on_event=sink, env=cell.env, cwd=cell.cwd,
+            notebook=cell.notebook,
+        )  # fmt: skip
 
     return work
 

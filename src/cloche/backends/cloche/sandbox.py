@@ -65,7 +65,8 @@ class RunEvents:
                 return
             index = data.get("replaces")
             is_place = type(index) is int and 0 <= index < MAX_OUTPUTS
-            sink(Displayed(output=output, replaces=index if is_place else None))
+            is_value = data.get("isValue") is True
+            sink(Displayed(output=output, replaces=index if is_place else None, is_value=is_value))
         elif name == "cleared":
             sink(Cleared())
 

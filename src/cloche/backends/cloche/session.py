@@ -13,7 +13,7 @@ from cloche.core.events import Sink, discard
 from cloche.core.functions import OfferedFunctions
 from cloche.core.loops import finish
 from cloche.core.remote import RemoteAccount
-from cloche.core.request import Request
+from cloche.core.request import PLAIN_CELL, CellOptions, Request
 from cloche.core.result import Result
 
 from ..live_calls import CallChannel
@@ -115,11 +115,13 @@ class RemoteSession:
     async def _ask(self, verb: str, **fields: object) -> Mapping[str, Any]:
         return await self._opened_in.ask_inside(verb, {"session": self.id, **fields})
 
-    async def run(self, code: str, *, timeout_s: float, sink: Sink) -> Result:
+    async def run(self, code: str, *, timeout_s: float, sink: Sink, options: CellOptions = PLAIN_CELL) -> Result:
         """Run one cell."""
-        return await self.run_collecting(code, timeout_s=timeout_s, sink=sink, collect=())
+        return await self.run_collecting(code, timeout_s=timeout_s, sink=sink, collect=(), options=options)
 
-    async def run_collecting(self, code: str, *, timeout_s: float, sink: Sink, collect: tuple[str, ...]) -> Result:
+    async def run_collecting(
+        self, code: str, *, timeout_s: float, sink: Sink, collect: tuple[str, ...], options: CellOptions = PLAIN_CELL
+    ) -> Result:
         """Run one cell; the result's files are those that match `collect`."""
         sandbox = self._opened_in
         if not self._is_alive:
@@ -127,7 +129,7 @@ class RemoteSession:
         events = RunEvents(None if sink is discard else sink)
         if self._functions is not None:
             self._functions.calls.renew()
-        fields = {"code": code, "timeout": timeout_s, "collect": list(collect)}
+        fields = {"code": code, "timeout": timeout_s, "collect": list(collect), **_as_wire(options)}
         call = await self.begin("session.run", fields, on_event=events.take)
         answer = await run_outcome(
             call, sandbox.account, "a cell ran", timeout_s=timeout_s + GRACE_S, where=sandbox.where,
@@ -179,6 +181,11 @@ class RemoteSession:
             for session in sessions:
                 await session.serve(self._offered)
         return sessions
+
+
+def _as_wire(options: CellOptions) -> dict[str, Any]:
+    fields = {"env": dict(options.env), "cwd": options.cwd, "notebook": options.is_notebook}
+    return {name: value for name, value in fields.items() if value}
 
 
 class _WorkspaceApart:

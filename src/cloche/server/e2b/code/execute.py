@@ -1,0 +1,172 @@
+"""`POST /execute`: run a cell; its lines are sent as they come, in one response.
+
+A client that disconnects has its cell interrupted. A sandbox that is paused or ends breaks the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from cloche.core.events import Event
+from cloche.core.loops import finish
+from cloche.wire.attachments import Attachment
+from cloche.wire.uses import Use
+
+from ..calls import TOKEN_HEADER, Call, Readers, Row
+from ..envd.connect import NO_BUFFER
+from ..errors import Dropped, E2BError
+from .contexts import Context, contexts_of, language_of, refusal
+from .results import END, KEEPALIVE, CellLines, encode_line, error_line
+
+KEEPALIVE_S = 5.0
+TOGETHER_S = 0.05  # in which printed text is collected for one line
+MOST_TOGETHER = 64 << 10  # characters of it
+PAUSE_LOOK_S = 0.2
+log = logging.getLogger("cloche.e2b")
+_START = {
+    "type": "http.response.start", "status": 200,
+    "headers": [
+        (b"content-type", b"application/x-ndjson"),
+        *((name.lower().encode(), value.encode()) for name, value in NO_BUFFER.items()),
+    ],
+}  # fmt: skip
+
+
+class Cell(BaseModel):
+    """A cell to run, in a context or in the default one of a language."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    code: str
+    context_id: str | None = None
+    language: str | None = None
+    env_vars: dict[str, str] | None = None
+
+
+async def execute(call: Call) -> Response:
+    """Run a cell."""
+    call.check_token()
+    cell: Cell = await call.body(Cell)
+    if cell.context_id and cell.language:
+        raise E2BError(400, "Only one of context_id or language can be provided")
+    async with AsyncExitStack() as stack:
+        use, facts = await call.enter(stack)
+        contexts = contexts_of(use, facts.document)
+        context = (
+            contexts.get(cell.context_id) if cell.context_id else contexts.default(language_of(cell.language))
+        )
+        readers = call.e2b.readers(facts.id.removeprefix("sb_"))
+        return CellStream(use=use, context=context, cell=cell, readers=readers, stack=stack.pop_all())
+    raise AssertionError
+
+
+class CellStream(Response):
+    """Send the lines of a cell while it runs."""
+
+    def __init__(self, *, use: Use, context: Context, cell: Cell, readers: Readers, stack: AsyncExitStack) -> None:
+        super().__init__()
+        self._use, self._context, self._cell, self._readers, self._stack = use, context, cell, readers, stack
+        self._lines, self._wake = CellLines(), asyncio.Event()
+        self._together: asyncio.TimerHandle | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        del scope
+        async with self._stack:
+            with self._readers.reading() as cut:
+                await self._serve(receive, send, cut)
+
+    async def _serve(self, receive: Receive, send: Send, cut: asyncio.Future[str]) -> None:
+        running, gone = asyncio.ensure_future(self._run()), asyncio.ensure_future(_until_gone(receive))
+        for future in (running, gone, cut):
+            future.add_done_callback(lambda _: self._wake.set())
+        try:
+            await send(_START)
+            await self._send_lines(send, running, gone, cut)
+        finally:
+            gone.cancel()
+            if cut.done():
+                _abandon(running, self._use.held)
+            elif not running.done():
+                running.cancel()
+                await finish(asyncio.wait([running]))
+
+    async def _send_lines(
+        self, send: Send, running: asyncio.Future[None], gone: asyncio.Future[None], cut: asyncio.Future[str]
+    ) -> None:
+        while not running.done():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KEEPALIVE_S):
+                    await self._wake.wait()
+            if cut.done() or self._use.held.is_lost:
+                raise Dropped("the sandbox was paused, or has ended")
+            if gone.done():
+                return
+            if not self._wake.is_set():
+                self._lines.add(KEEPALIVE)
+            self._wake.clear()
+            if not running.done() and (data := self._lines.take_all()):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        if self._use.held.is_lost:
+            raise Dropped("the sandbox has ended")
+        await send({"type": "http.response.body", "body": self._lines.take_all() + encode_line(END)})
+
+    async def _run(self) -> None:
+        context = self._context
+        try:
+            async with context.turn:
+                await context.begin(self._use)
+                number = context.executions + bool(self._cell.code.strip())
+                self._lines.add({"type": "number_of_executions", "execution_count": number})
+                result = await context.run(self._cell.code, self._cell.env_vars, self._take)
+            self._lines.end(result, context.language)
+        except Exception as error:
+            name, text = refusal(error)
+            if name == "InternalError":
+                log.exception("a cell failed")
+            self._lines.add(error_line(name, text))
+        finally:
+            if self._together is not None:
+                self._together.cancel()
+
+    def _take(self, event: Event) -> None:
+        if self._lines.take(event) or self._lines.text_size > MOST_TOGETHER:
+            self._wake.set()
+        elif self._lines.text_size and self._together is None:
+            self._together = asyncio.get_running_loop().call_later(TOGETHER_S, self._wake_later)
+
+    def _wake_later(self) -> None:
+        self._together = None
+        self._wake.set()
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _abandon(running: asyncio.Future[None], held: Attachment) -> None:
+    """Interrupt a cell whose client was cut off, once its sandbox runs again: while it is paused, nothing answers."""
+
+    async def interrupt() -> None:
+        while held.is_paused and not running.done():
+            await asyncio.sleep(PAUSE_LOOK_S)
+        running.cancel()
+
+    _abandoned.add(task := asyncio.ensure_future(interrupt()))
+    task.add_done_callback(_abandoned.discard)
+
+
+_abandoned: set[asyncio.Task[None]] = set()
+Take = Callable[[Event], None]
+ROWS = (Row(method="POST", path="/execute", handler=execute),)
+__all__ = ["ROWS", "TOKEN_HEADER", "Any"]
