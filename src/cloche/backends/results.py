@@ -131,12 +131,12 @@ def run_notes(
     return notes
 
 
-def error_notes(frame: Mapping[str, Any]) -> dict[str, Any]:
+def error_notes(frame: Mapping[str, Any], *, has_traceback: bool = False) -> dict[str, Any]:
     """Return the entries of a result's `meta` about a cell's error, from its answer."""
     error = frame.get("error")
     if not isinstance(error, dict):
         return {}
-    bounds = {"name": 2000, "message": 2000, "traceback": MAX_TRACEBACK}
+    bounds = {"name": 2000, "message": 2000, **({"traceback": MAX_TRACEBACK} if has_traceback else {})}
     return {"error": {key: str(error[key])[:most] for key, most in bounds.items() if key in error}}
 
 

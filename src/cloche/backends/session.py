@@ -401,8 +401,9 @@ class Session:
             return await self._lost_result(outputs, duration, timeout_s)
         printed = self._collect(is_up_to_date=is_soon)  # first: the output read here may exceed the flood limit
         await self._release_tasks(frame)
+        notes = error_notes(frame, has_traceback=options.is_notebook)
         return await self._result(
-            frame, self._verdict_of(frame), Usage(wall_s=duration), outputs, printed, error_notes(frame), timeout_s
+            frame, self._verdict_of(frame), Usage(wall_s=duration), outputs, printed, notes, timeout_s
         )
 
     async def _comes_soon(self, answer: asyncio.Future[dict[str, Any]], timeout_s: float) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from os import PathLike
 from types import TracebackType
@@ -187,7 +187,8 @@ class AsyncSession:
         self._check_open()
         options = CellOptions(env=read_env(env), cwd=cwd, is_notebook=notebook)
         if autofix is not None:
-            return await self._run_fixing(autofix, code, timeout, make_sink(on_output, on_event), out, collect)
+            sink = make_sink(on_output, on_event)
+            return await self._run_fixing(autofix, code, timeout, sink, out, collect, options)
         limit = self._sandbox.timeout_s(timeout)
         findings = await self._sandbox.screened(code, self._language)
         sink = make_sink(on_output, on_event)
@@ -222,6 +223,7 @@ class AsyncSession:
         sink: Sink | None,
         out: str | PathLike[str] | None,
         collect: Sequence[str] | None,
+        options: CellOptions,
     ) -> Result:
         from cloche.core.fixing import FixTask, StateLost
 
@@ -231,7 +233,10 @@ class AsyncSession:
         async def attempt(fixed_code: str) -> Result:
             if not self.is_alive:
                 raise StateLost("the interpreter has ended, and its state is lost; restart the session")
-            return await self.run(fixed_code, timeout=timeout, on_event=sink, collect=collected(collect, out))
+            return await self.run(
+                fixed_code, timeout=timeout, on_event=sink, collect=collected(collect, out), env=options.env,
+                cwd=options.cwd, notebook=options.is_notebook,
+            )  # fmt: skip
 
         limits = sandbox.limits.with_changes(timeout_s=sandbox.timeout_s(timeout))
         notes = {"network": sandbox.policy.network}
@@ -244,7 +249,7 @@ class AsyncSession:
     def _run(
         self, code: str, timeout_s: float, sink: Sink | None, collect: tuple[str, ...], options: CellOptions
     ) -> Awaitable[Result]:
-        run: Callable[..., Awaitable[Result]] = self._interpreter.opened.run
+        run: Callable[..., Coroutine[Any, Any, Result]] = self._interpreter.opened.run
         if collect and isinstance(self._interpreter.opened, SupportsCollecting):
             run = functools.partial(self._interpreter.opened.run_collecting, collect=collect)
         if sink is None:

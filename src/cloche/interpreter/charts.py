@@ -1,7 +1,7 @@
 """What a figure of matplotlib draws, as data: points of lines and scatters, bars, wedges, boxes, with titles and axes.
 
 The kind of a chart follows from what its axes hold. Several axes make a `superchart` of charts; what has no rule is
-`unknown` and has its title alone. Nothing here imports matplotlib; figures must have been drawn, which makes the labels.
+`unknown` and has its title alone. Nothing here imports matplotlib. Figures must have been drawn, which makes labels.
 """
 
 from __future__ import annotations
@@ -243,5 +243,5 @@ _FILL: dict[str, Callable[[Any, Chart], None]] = {
     "bar": _fill_bar,
     "pie": _fill_pie,
     "box_and_whisker": _fill_boxes,
-    "unknown": lambda ax, chart: None,
+    "unknown": lambda *_: None,
 }

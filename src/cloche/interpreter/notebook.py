@@ -15,7 +15,6 @@ from .pretty import report, without_ours
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
     from typing import Any
 
 COLUMNS, CHART = "application/vnd.cloche.columns+json", "application/vnd.cloche.chart+json"
@@ -163,7 +162,7 @@ def _plain(value: Any) -> Any:
     if value is None or type(value) in (str, int, bool):
         return value
     if hasattr(value, "isoformat"):
-        return value.isoformat() if value == value else None  # noqa: PLR0124 - NaT is not equal to itself
+        return value.isoformat() if value == value else None  # NaT is not
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return _plain(value.item())
     return value if isinstance(value, (list, dict)) else str(value)

@@ -96,6 +96,7 @@ class Attachment:
     calls: dict[str, ActiveRun] = field(default_factory=dict)
     sessions: dict[str, HeldSession] = field(default_factory=dict)
     questions: HoldsQuestions | None = None
+    parts: dict[str, Any] = field(default_factory=dict)  # state of front ends, by their names
     check_apart: Callable[[int], None] = lambda _: None  # raises Refused for so many further sandboxes of this size
     _processes: dict[str, asyncio.Task[SharedProcess]] = field(default_factory=dict)
 

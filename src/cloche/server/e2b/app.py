@@ -14,13 +14,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from . import ports
 from .calls import E2B, Call, Row, Rows
-from .errors import Dropped, E2BError, answer, connect_answer
+from .errors import Dropped, E2BError, answer, connect_answer, text_answer
 from .target import CODE, ENVD, Target, target_of
 
 # The modules with a table `ROWS`, of the control plane and of the two ports that are served here.
 CONTROL = ("sandboxes",)
 ENVD_PARTS = ("envd.health", "envd.processes")
-CODE_PARTS = ("code.health",)
+CODE_PARTS = ("code.health", "code.routes", "code.execute")
 TARGET, SHARED = "cloche.e2b.target", "cloche.e2b"
 Answer = Callable[[Exception], Response]
 
@@ -33,7 +33,7 @@ class E2BApp:
         self._control = _router(CONTROL, answer)
         self._of_port: dict[int, ASGIApp] = {
             ENVD: _router(ENVD_PARTS, connect_answer),
-            CODE: _router(CODE_PARTS, answer),
+            CODE: _router(CODE_PARTS, text_answer),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from cloche.core.errors import ClocheError
 from cloche.wire.problems import InvalidFields, Refused, problem_of
@@ -86,6 +86,14 @@ def answer(error: Exception) -> Response:
     if known.error_code is not None:
         content["error_code"] = known.error_code
     return JSONResponse(content, known.status, _headers(known))
+
+
+def text_answer(error: Exception) -> Response:
+    """Return the answer of the code interpreter: the message alone. An error of the port itself is E2B's proxy's."""
+    known = as_e2b(error)
+    if isinstance(known, PortError):
+        return answer(known)
+    return PlainTextResponse(known.message, known.status, _headers(known))
 
 
 def connect_error(error: Exception) -> dict[str, Any]:

@@ -9,23 +9,24 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping
-from typing import Any
 
 from cloche.core.errors import ClocheError
-from cloche.core.events import Sink, discard
+from cloche.core.events import Sink
 from cloche.core.record import dataclass, field
 from cloche.core.result import Result
 from cloche.wire.attachments import HeldSession
 from cloche.wire.problems import Refused
 from cloche.wire.uses import Use
 
+from ..calls import Call
 from ..errors import E2BError
 
 HOME = "/home/user"
 ALIASES: Mapping[str, str] = {"": "python", "js": "javascript", "ts": "typescript"}
 # The session's language of each language. JavaScript's session takes the types of TypeScript away.
 SESSIONS: Mapping[str, str] = {
-    "python": "python", "javascript": "javascript", "typescript": "javascript", "bash": "bash", "r": "r", "java": "java",
+    "python": "python", "javascript": "javascript", "typescript": "javascript", "bash": "bash",
+    "r": "r", "java": "java",
 }  # fmt: skip
 DEFAULTS = ("python", "javascript")
 
@@ -72,7 +73,7 @@ class Context:
                 session = await use.sandbox.session(SESSIONS[self.language], env=self.env)
                 return use.held.add_session(session, has_checkpoints=False)
         except Refused as error:
-            if error.status != 429:
+            if error.status_code != 429:
                 raise
             raise E2BError(429, "the sandbox has as many contexts as it may have; remove one") from error
 
@@ -86,7 +87,7 @@ class Context:
         """Run a cell in a context that has begun."""
         assert self.held is not None  # noqa: S101 - as above
         self.executions += bool(code.strip())
-        return await self.held.session.run(code, env=env, notebook=True, on_event=sink or discard)
+        return await self.held.session.run(code, env=env, notebook=True, on_event=sink)
 
     async def restart(self, use: Use) -> None:
         """Begin anew, without the variables; a cell that runs is ended."""
@@ -158,12 +159,12 @@ class Contexts:
 PART = "e2b.code"
 
 
-def contexts_of(use: Use, document: Mapping[str, Any]) -> Contexts:
-    """Return the contexts of a sandbox in this worker; its row's document has its variables."""
-    contexts = use.held.parts.get(PART)
-    if not isinstance(contexts, Contexts):
-        variables = document.get("e2b", {}).get("envVars") or {}
-        contexts = use.held.parts[PART] = Contexts({str(name): str(value) for name, value in variables.items()})
+async def contexts_of(call: Call, use: Use) -> Contexts:
+    """Return the contexts of a sandbox in this worker."""
+    if PART not in use.held.parts:
+        facts = await call.facts_of_port()
+        use.held.parts.setdefault(PART, Contexts(facts.document["e2b"].get("envVars") or {}))
+    contexts: Contexts = use.held.parts[PART]
     return contexts
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
@@ -21,7 +19,7 @@ from cloche.core.loops import finish
 from cloche.wire.attachments import Attachment
 from cloche.wire.uses import Use
 
-from ..calls import TOKEN_HEADER, Call, Readers, Row
+from ..calls import Call, Readers, Row, e2b_id
 from ..envd.connect import NO_BUFFER
 from ..errors import Dropped, E2BError
 from .contexts import Context, contexts_of, language_of, refusal
@@ -59,12 +57,10 @@ async def execute(call: Call) -> Response:
     if cell.context_id and cell.language:
         raise E2BError(400, "Only one of context_id or language can be provided")
     async with AsyncExitStack() as stack:
-        use, facts = await call.enter(stack)
-        contexts = contexts_of(use, facts.document)
-        context = (
-            contexts.get(cell.context_id) if cell.context_id else contexts.default(language_of(cell.language))
-        )
-        readers = call.e2b.readers(facts.id.removeprefix("sb_"))
+        use = await stack.enter_async_context(call.use())
+        contexts = await contexts_of(call, use)
+        context = contexts.get(cell.context_id) if cell.context_id else contexts.default(language_of(cell.language))
+        readers = call.e2b.readers(e2b_id(use.held.id))
         return CellStream(use=use, context=context, cell=cell, readers=readers, stack=stack.pop_all())
     raise AssertionError
 
@@ -159,7 +155,7 @@ def _abandon(running: asyncio.Future[None], held: Attachment) -> None:
 
     async def interrupt() -> None:
         while held.is_paused and not running.done():
-            await asyncio.sleep(PAUSE_LOOK_S)
+            await asyncio.wait([running], timeout=PAUSE_LOOK_S)
         running.cancel()
 
     _abandoned.add(task := asyncio.ensure_future(interrupt()))
@@ -167,6 +163,4 @@ def _abandon(running: asyncio.Future[None], held: Attachment) -> None:
 
 
 _abandoned: set[asyncio.Task[None]] = set()
-Take = Callable[[Event], None]
 ROWS = (Row(method="POST", path="/execute", handler=execute),)
-__all__ = ["ROWS", "TOKEN_HEADER", "Any"]

@@ -126,7 +126,7 @@ class CellLines:
     def end(self, result: Result, language: str) -> None:
         """Add what a cell's result says beyond its events."""
         for name, decoder in self._decoders.items():
-            if rest := decoder.decode(b"", True):  # noqa: FBT003 - final
+            if rest := decoder.decode(b"", True):
                 self._texts.setdefault(name, []).append(rest)
         for output in result.outputs[self.displayed :]:
             self.add(result_line(output, is_value=True))

@@ -32,8 +32,8 @@ async def create(call: Call) -> Response:
     body: NewContext = await call.body(NewContext)
     language = language_of(body.language)
     async with AsyncExitStack() as stack:
-        use, facts = await call.enter(stack)
-        context = await contexts_of(use, facts.document).create(use, language, body.cwd or HOME)
+        use = await stack.enter_async_context(call.use())
+        context = await (await contexts_of(call, use)).create(use, language, body.cwd or HOME)
         return JSONResponse(context.as_dict())
 
 
@@ -41,16 +41,16 @@ async def contexts(call: Call) -> Response:
     """List the contexts, oldest first."""
     _check(call)
     async with AsyncExitStack() as stack:
-        use, facts = await call.enter(stack)
-        return JSONResponse([context.as_dict() for context in contexts_of(use, facts.document).all()])
+        use = await stack.enter_async_context(call.use())
+        return JSONResponse([context.as_dict() for context in (await contexts_of(call, use)).all()])
 
 
 async def restart(call: Call) -> Response:
     """Begin a context anew."""
     _check(call)
     async with AsyncExitStack() as stack:
-        use, facts = await call.enter(stack)
-        await contexts_of(use, facts.document).get(call.path["context_id"]).restart(use)
+        use = await stack.enter_async_context(call.use())
+        await (await contexts_of(call, use)).get(call.path["context_id"]).restart(use)
         return JSONResponse(None)
 
 
@@ -58,8 +58,8 @@ async def remove(call: Call) -> Response:
     """End a context."""
     _check(call)
     async with AsyncExitStack() as stack:
-        use, facts = await call.enter(stack)
-        await contexts_of(use, facts.document).remove(use, call.path["context_id"])
+        use = await stack.enter_async_context(call.use())
+        await (await contexts_of(call, use)).remove(use, call.path["context_id"])
         return JSONResponse(None)
 
 
