@@ -594,10 +594,7 @@ class SupportsLive(Protocol):
 
 
 class Keeping(Protocol):
-    """Take over a sandbox that shall outlive its caller; see `cloche.keeper.attach`.
-
-    With `ends_with_caller`, the caller that opened it ends it.
-    """
+    """Take over a sandbox that shall outlive its caller, unless it `ends_with_caller`; see `cloche.keeper.attach`."""
 
     ends_with_caller: bool
 

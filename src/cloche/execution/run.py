@@ -37,6 +37,7 @@ from cloche.core.events import (
     Stream,
 )
 from cloche.core.languages import language_named
+from cloche.core.limits import Limits
 from cloche.core.loops import become_task, check_event_loop, with_sink
 from cloche.core.policy import HOST_BACKENDS, Policy
 from cloche.core.protocols import (
@@ -58,7 +59,7 @@ from .tools import ToolsArgument, functions_for, offer, opening_with, runs_live
 
 if TYPE_CHECKING:
     from cloche.agent.approval import Approver
-    from cloche.core.fixing import Fixer
+    from cloche.core.fixing import Fixer, FixTask
     from cloche.core.functions import OfferedFunctions
     from cloche.functions.tool import ToolLimits
 
@@ -578,3 +579,32 @@ async def run_fixing(
     if out is not None:
         await copy_out(result, out)
     return result
+
+
+async def fix_cell(
+    fixer: Fixer,
+    task: FixTask,
+    again: Callable[[str], Awaitable[Result]],
+    *,
+    is_alive: Callable[[], bool],
+    out: str | PathLike[str] | None,
+) -> Result:
+    """Let `fixer` run a cell with its own code and with replacements, in the state that each left."""
+    from cloche.core.fixing import StateLost
+
+    async def attempt(fixed_code: str) -> Result:
+        if not is_alive():
+            raise StateLost("the interpreter has ended, and its state is lost; restart the session")
+        return await again(fixed_code)
+
+    result = await fixer.fix(task, attempt)
+    if out is not None:
+        await copy_out(result, out)
+    return result
+
+
+def cell_task(code: str, language: str, limits: Limits, network: str) -> FixTask:
+    """Return a fixer's task: a cell, whose session keeps its state."""
+    from cloche.core.fixing import FixTask
+
+    return FixTask(code=code, language=language, limits=limits, keeps_state=True, notes={"network": network})

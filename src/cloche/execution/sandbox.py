@@ -52,9 +52,11 @@ from .prepare import Prepared, prepare
 from .run import (
     OnOutput,
     PreparedRequest,
+    cell_task,
     check_language,
     collected,
     copy_out,
+    fix_cell,
     make_sink,
     prepare_request,
     run_fixing,
@@ -187,8 +189,14 @@ class AsyncSession:
         self._check_open()
         options = CellOptions(env=read_env(env), cwd=cwd, is_notebook=notebook)
         if autofix is not None:
-            sink = make_sink(on_output, on_event)
-            return await self._run_fixing(autofix, code, timeout, sink, out, collect, options)
+            again = functools.partial(
+                self.run, timeout=timeout, on_output=on_output, on_event=on_event, collect=collected(collect, out),
+                env=env, cwd=cwd, notebook=notebook,
+            )  # fmt: skip
+            fixer, limits = self._sandbox.checked_fixer(autofix, code), self._sandbox.limits
+            limits = limits.with_changes(timeout_s=self._sandbox.timeout_s(timeout))
+            task = cell_task(code, self._language, limits, self._sandbox.policy.network)
+            return await fix_cell(fixer, task, again, is_alive=lambda: self.is_alive, out=out)
         limit = self._sandbox.timeout_s(timeout)
         findings = await self._sandbox.screened(code, self._language)
         sink = make_sink(on_output, on_event)
@@ -214,37 +222,6 @@ class AsyncSession:
     async def install(self, *packages: str) -> tuple[str, ...]:
         """Install packages in this session's sandbox, as `Sandbox.install` does; the next cell can import them."""
         return await self._sandbox.install(*packages)
-
-    async def _run_fixing(
-        self,
-        autofix: Fixer,
-        code: str,
-        timeout: float | str | None,
-        sink: Sink | None,
-        out: str | PathLike[str] | None,
-        collect: Sequence[str] | None,
-        options: CellOptions,
-    ) -> Result:
-        from cloche.core.fixing import FixTask, StateLost
-
-        sandbox = self._sandbox
-        fixer = sandbox.checked_fixer(autofix, code)
-
-        async def attempt(fixed_code: str) -> Result:
-            if not self.is_alive:
-                raise StateLost("the interpreter has ended, and its state is lost; restart the session")
-            return await self.run(
-                fixed_code, timeout=timeout, on_event=sink, collect=collected(collect, out), env=options.env,
-                cwd=options.cwd, notebook=options.is_notebook,
-            )  # fmt: skip
-
-        limits = sandbox.limits.with_changes(timeout_s=sandbox.timeout_s(timeout))
-        notes = {"network": sandbox.policy.network}
-        task = FixTask(code=code, language=self._language, limits=limits, keeps_state=True, notes=notes)
-        result = await fixer.fix(task, attempt)
-        if out is not None:
-            await copy_out(result, out)
-        return result
 
     def _run(
         self, code: str, timeout_s: float, sink: Sink | None, collect: tuple[str, ...], options: CellOptions
