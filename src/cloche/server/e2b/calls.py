@@ -25,7 +25,7 @@ from cloche.serving.http import SLOW_BODY
 from cloche.wire.bodies import validated
 from cloche.wire.callers import Caller
 from cloche.wire.problems import Refused
-from cloche.wire.uses import Use, using
+from cloche.wire.uses import Use
 
 from ..observe import CALLER
 from ..service import Service
@@ -36,6 +36,8 @@ from .target import Target
 
 KEY_HEADER, TOKEN_HEADER, TRAFFIC_HEADER = "x-api-key", "x-access-token", "e2b-traffic-access-token"
 MOST_BODY = 4 << 20  # of a JSON body
+FACTS = "cloche.e2b.facts"
+SMALL_BODY = 64 << 10  # that the event loop reads itself
 ROW_PREFIX = "sb_"  # of a row's id, which E2B's ids lack: they may have no other characters than a-z and 0-9
 
 
@@ -163,16 +165,23 @@ class Call:
             data += piece
             if len(data) > MOST_BODY:
                 raise E2BError(413, f"the body has more than {MOST_BODY} bytes")
-        return validated(model, await asyncio.to_thread(read_json, bytes(data)) if data else {})
+        if len(data) <= SMALL_BODY:
+            return validated(model, read_json(bytes(data)) if data else {})
+        return validated(model, await asyncio.to_thread(read_json, bytes(data)))
 
     async def facts(self, sandbox_id: str, project: str) -> SandboxFacts:
         """Return the row of a sandbox by E2B's id. Raises E2BError (404), also for one of another face."""
+        if (known := self.request.scope.get(FACTS)) is not None and known.id == row_id(sandbox_id):
+            facts: SandboxFacts = known  # of this request
+            return facts
         try:
             facts = await self.service.sandboxes.look(row_id(sandbox_id), project)
         except (NotFound, InvalidRequest) as error:
             raise states.not_found(sandbox_id) from error
         if "e2b" not in facts.document:
             raise states.not_found(sandbox_id)
+        if self.target is not None and states.state_of(facts) == states.RUNNING:
+            self.request.scope[FACTS] = facts
         return facts
 
     async def sandbox(self, action: str, scope: str = "run") -> tuple[Caller, SandboxFacts]:
@@ -201,8 +210,8 @@ class Call:
         owner = Caller(project=facts.project, scopes=("run", "read"), key_id=facts.api_key)
         act_for(key=owner.name, sandbox=facts.id)
         try:
-            async with using(self.service, owner, facts.id) as use:
-                yield use
+            async with self.service.sandboxes.held_as(facts) as held:
+                yield Use(caller=owner, service=self.service, held=held)
         except Refused as error:
             if error.kind in ("sandbox-ended", "sandbox-starting"):
                 raise PortError(sandbox_id, NOT_RUNNING) from error

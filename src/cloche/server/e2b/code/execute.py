@@ -137,7 +137,7 @@ class CellStream(Response):
     def _take(self, event: Event) -> None:
         if self._lines.take(event) or self._lines.text_size > MOST_TOGETHER:
             self._wake.set()
-        elif self._lines.text_size and self._together is None:
+        elif self._lines.has_any and self._together is None:
             self._together = asyncio.get_running_loop().call_later(TOGETHER_S, self._wake_later)
 
     def _wake_later(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from cloche.core.events import Cleared, Displayed, Event, OutputChunk, Started
+from cloche.core.events import Cleared, Displayed, Event, OutputChunk
 from cloche.core.limits import format_size
 from cloche.core.result import Output, Result, Status
 
@@ -103,8 +103,13 @@ class CellLines:
         """Return the number of characters that no line has yet."""
         return self._size
 
+    @property
+    def has_any(self) -> bool:
+        """Tell whether there is something to send."""
+        return bool(self._lines or self._texts)
+
     def take(self, event: Event) -> bool:
-        """Take an event; tell whether it made a line that is sent at once. Text may wait for more."""
+        """Take an event; tell whether it made a line that is sent at once. Text may wait for more, as the number may."""
         if isinstance(event, OutputChunk):
             text = self._decoders[event.stream].decode(event.data)
             if text:
@@ -116,7 +121,7 @@ class CellLines:
             return True
         elif isinstance(event, Cleared):
             self.displayed = 0
-        return isinstance(event, Started)
+        return False
 
     def add(self, line: Line) -> None:
         """Add a line, after the texts so far."""
