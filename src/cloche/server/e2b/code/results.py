@@ -109,7 +109,7 @@ class CellLines:
         return bool(self._lines or self._texts)
 
     def take(self, event: Event) -> bool:
-        """Take an event; tell whether it made a line that is sent at once. Text may wait for more, as the number may."""
+        """Take an event; tell whether it made a line that is sent at once. Text and the number may wait for more."""
         if isinstance(event, OutputChunk):
             text = self._decoders[event.stream].decode(event.data)
             if text:
