@@ -8,33 +8,38 @@ ones are parsed in a thread.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from cloche.core.errors import (
     InvalidRequest,
     OutcomeUnknown,
-    SandboxDirectoryError,
     SandboxFileError,
-    SandboxFileExists,
-    SandboxFileNotFound,
-    SandboxFileRefused,
     SandboxFileTooLarge,
-    SandboxNotDirectoryError,
 )
 from cloche.core.functions import OffersFunctions
-from cloche.core.guest_json import finite, refuse_constant
 from cloche.core.languages import is_program_file
 from cloche.core.loops import become_task
-from cloche.core.processes import FileChange, FileInfo
-from cloche.init import wire
-from cloche.init.names import pack_text, unpack_text
+from cloche.core.processes import OWN_RIGHTS, FileInfo, FilePart, FileRights
+from cloche.init.facts import MOST_METADATA_BYTES, PREFIX
+from cloche.init.names import pack_text
 
-from .init_link import InitLink, Operation, OperationFailed, read_guest_object
-from .live_streams import ByteStream
+from .file_answers import (
+    MOST_ENTRIES,
+    MOST_LINE_BYTES,
+    file_info,
+    file_part,
+    late,
+    path_of,
+    read_object,
+    read_rows,
+    skipped,
+)
+from .file_operations import Content, FileOperation, FileWatch, each, first_line, rest
+from .init_link import InitLink, OperationFailed
 from .saved_files import Changes, Until, in_thread, time_for_files
 
 log = logging.getLogger("cloche.live")
@@ -42,129 +47,10 @@ FILE_S = 300.0  # for one file operation, or one piece of a stream, unless the s
 FILE_MODE = 0o600  # of a file with placeholders
 MOST_AT_ONCE = 16  # operations at once, and as many outgoing streams
 MOST_WATCHES = 12  # the kernel gives each user of a sandbox 16 at the most
-MOST_ENTRIES, MOST_LIST_BYTES = 100_000, 64 << 20
-MOST_ANSWER_BYTES = 1 << 17
-MOST_LINE_BYTES = 1 << 16  # two paths of 4096 bytes in hexadecimal, and the other fields
-Content = bytes | bytearray | memoryview | AsyncIterable[bytes]
-FILE_ERRORS: dict[str, type[SandboxFileError]] = {
-    "not_found": SandboxFileNotFound, "too_large": SandboxFileTooLarge, "exists": SandboxFileExists,
-    "not_empty": SandboxFileExists, "is_directory": SandboxDirectoryError, "permission": SandboxFileRefused,
-    "not_regular": SandboxFileRefused, "loop": SandboxFileRefused,
-    "not_directory": SandboxNotDirectoryError,
-}  # fmt: skip
-REMEDIES = {"full": "the sandbox's disk is full; remove files, or open one with a larger limit (disk=)"}
-_LINE = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite)
-CHANGES = ("created", "changed", "removed", "moved", "lost", "over")
-
-
-class FileOperation:
-    """Hold one running operation: `incoming` is its content, `answer` its result."""
-
-    def __init__(self, channel: Operation, path: str, content: Content | None, stall_s: float):
-        self._stall_s = stall_s
-        self.incoming = ByteStream(channel, wire.STDOUT)
-        self._channel, self._path = channel, path
-        self._answer = bytearray()
-        channel.on_data = self._take
-        channel.closed.add_done_callback(lambda _: self.incoming.put_end())
-        self._sending = asyncio.get_running_loop().create_task(self._send(content))
-
-    def _take(self, stream: int, data: memoryview) -> None:
-        if stream == wire.STDOUT:
-            self.incoming.put(bytes(data))
-            return
-        if stream == wire.REPORT:
-            self._answer += data[: MOST_ANSWER_BYTES - len(self._answer)]
-        self._channel.grant(stream, len(data))
-
-    async def _send(self, content: Content | None) -> None:
-        try:
-            await self._send_all(content)
-        except BaseException:
-            self._channel.close()  # partial content is useless, and no caller waits for the answer
-            raise
-
-    async def _send_all(self, content: Content | None) -> None:
-        if isinstance(content, bytes | bytearray | memoryview):
-            await self._channel.send(wire.STDIN, memoryview(content))
-        elif content is not None:
-            async for piece in content:
-                async with self._in_time():
-                    if not await self._channel.send(wire.STDIN, piece):
-                        return
-        self._channel.end(wire.STDIN)
-
-    @asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
-        """Bound the wait for the process inside, which another process may have stopped. Raises SandboxFileError."""
-        try:
-            async with asyncio.timeout(self._stall_s):
-                yield
-        except TimeoutError as error:
-            raise _late(self._path, self._stall_s) from error
-
-    async def read(self) -> bytes:
-        """Return the next piece of content, empty at the end. Raises SandboxFileError if it is late."""
-        async with self._in_time():
-            return await self.incoming.read()
-
-    async def answer(self) -> Mapping[str, Any]:
-        """Wait for the end and return the answer. Raises a SandboxFileError, or the exception of the content's
-        source.
-        """
-        await asyncio.wait((self._sending, self._channel.closed), return_when=asyncio.FIRST_COMPLETED)
-        if self._sending.done():
-            self._sending.result()
-        try:
-            async with self._in_time():
-                await asyncio.shield(self._channel.closed)
-        except OperationFailed as error:
-            kind = "pids" if error.kind == "pids" else "other"
-            raise SandboxFileError(f"{self._path}: {error}", path=self._path, kind=kind) from error
-        if not self._answer:
-            message = f"{self._path}: the operation ended before it was complete"
-            raise SandboxFileError(message, path=self._path, kind="timeout")
-        answer = _read_answer(bytes(self._answer), self._path)
-        refused = answer.get("error")
-        if isinstance(refused, dict):
-            raise _file_error(refused, self._path)
-        return answer
-
-    async def close(self) -> None:
-        """Cancel the operation, finished or not."""
-        self._channel.close()
-        self._sending.cancel()
-        await asyncio.gather(self._sending, return_exceptions=True)
-
-
-class FileWatch:
-    """Yield changes below a watched path until it is closed or gone; a slow reader gets the change `lost`."""
-
-    def __init__(self, operation: FileOperation, path: str):
-        self._operation, self._path = operation, path
-        self._lines = _lines(operation.incoming, path)
-        self._is_closed = asyncio.Event()
-
-    async def _begin(self) -> None:
-        first = await anext(self._lines, None)
-        if first is None:
-            await self._operation.answer()
-        if first is None or first.get("event") != "watching":
-            raise SandboxFileError(f"{self._path}: the answer is invalid", path=self._path, kind="other")
-
-    def __aiter__(self) -> AsyncIterator[FileChange]:
-        return self._changes()
-
-    async def _changes(self) -> AsyncIterator[FileChange]:
-        async for line in self._lines:
-            yield _file_change(line, self._path)
-        if not self._is_closed.is_set():
-            await self._operation.answer()
-
-    async def close(self) -> None:
-        """Stop watching."""
-        self._is_closed.set()
-        await self._operation.close()
+MOST_LIST_BYTES = 64 << 20
+MOST_KEY = 255 - len(PREFIX)  # XATTR_NAME_MAX of linux/limits.h
+_PRINTABLE = re.compile(r"[ -~]*")
+ByteRange = tuple[int | None, int | None]  # the first and the last byte; only the last means the number from the end
 
 
 class LiveFiles(OffersFunctions):
@@ -202,7 +88,7 @@ class LiveFiles(OffersFunctions):
         **arguments: Any,  # noqa: ANN401 - any JSON
     ) -> AsyncIterator[FileOperation]:
         link = await self.connected()
-        named = self._named(path)
+        named = self._named(path, at_home=bool(arguments.get("at_home")))
         operation = FileOperation(
             link.open("files", do=do, path=named, timeout_s=timeout_s, **arguments), path, content, self.file_timeout_s
         )
@@ -211,11 +97,11 @@ class LiveFiles(OffersFunctions):
         finally:
             await operation.close()
 
-    def _named(self, path: str) -> str | dict[str, str]:
-        if not path or "\0" in path:
+    def _named(self, path: str, *, at_home: bool = False) -> str | dict[str, str]:
+        if not (path or at_home) or "\0" in path:
             raise InvalidRequest(f"path: {path!r} is not valid; give text without NUL characters")
         try:
-            return pack_text(self.absolute(path))
+            return pack_text(path if at_home else self.absolute(path))
         except ValueError as error:
             raise InvalidRequest(f"path: {path!r} cannot be encoded: {error}") from error
 
@@ -248,7 +134,7 @@ class LiveFiles(OffersFunctions):
                         )
                     return await operation.answer(), file_content
             except TimeoutError as error:
-                raise _late(path, self.file_timeout_s) from error
+                raise late(path, self.file_timeout_s) from error
 
     # One function for each operation.
 
@@ -290,13 +176,25 @@ class LiveFiles(OffersFunctions):
             await operation.answer()
 
     async def write_path(
-        self, path: str, data: Content, *, how: str = "replace", mode: int | None = None, parents: bool = True
-    ) -> None:
-        """Write a file and create missing folders above it: `how` is `replace`, `append` or `new`.
+        self,
+        path: str,
+        data: Content,
+        *,
+        how: str = "replace",
+        mode: int | None = None,
+        parents: bool = True,
+        metadata: Mapping[str, str] | None = None,
+        by: FileRights = OWN_RIGHTS,
+    ) -> str:
+        """Write a file and create missing folders above it: `how` is `replace`, `append` or `new`. Return its path.
 
-        `data` may be an iterator, which is consumed no faster than the sandbox writes.
+        `data` may be an iterator, which is consumed no faster than the sandbox writes. `metadata` replaces the file's.
         """
-        await self.file("write", path, content=data, how=how, mode=_count(mode), parents=parents)
+        stored = None if metadata is None else check_metadata(metadata)
+        answer, _ = await self.file(
+            "write", path, content=data, how=how, mode=_count(mode), parents=parents, metadata=stored, **_rights(by)
+        )
+        return path_of(answer, path)
 
     async def write_first(self, link: InitLink, path: str, data: bytes, mode: int) -> None:
         """Write a file of a sandbox that has just been started, before anybody else uses it."""
@@ -310,26 +208,57 @@ class LiveFiles(OffersFunctions):
         finally:
             await operation.close()
 
-    async def stat_path(self, path: str) -> FileInfo:
+    async def stat_path(self, path: str, *, by: FileRights = OWN_RIGHTS) -> FileInfo:
         """Describe the file or folder at a path."""
-        answer, _ = await self.file("stat", path)
-        return _file_info(answer, path)
+        answer, _ = await self.file("stat", path, **_rights(by))
+        return file_info(answer, path)
 
-    async def list_path(self, path: str, *, recursive: bool = False) -> Sequence[FileInfo]:
-        """Describe the entries of a folder, sorted by name; with `recursive`, those below it, too."""
-        _, data = await self.file("list", path, max_bytes=MOST_LIST_BYTES, entries=MOST_ENTRIES, recursive=recursive)
+    async def list_path(
+        self, path: str, *, recursive: bool = False, depth: int | None = None, by: FileRights = OWN_RIGHTS
+    ) -> Sequence[FileInfo]:
+        """Describe the entries of a folder, sorted by name; with `recursive` or a `depth`, those below it, too."""
+        limits: dict[str, Any] = {"entries": MOST_ENTRIES, "recursive": recursive, "depth": _count(depth)}
+        _, data = await self.file("list", path, max_bytes=MOST_LIST_BYTES, **limits, **_rights(by))
         if len(data) <= MOST_LINE_BYTES:
             return list(read_rows(data, path))
         return await asyncio.to_thread(lambda: list(read_rows(data, path)))
 
-    async def make_folder(self, path: str, *, parents: bool = True) -> None:
-        await self.file("make_folder", path, parents=parents)
+    async def make_folder(
+        self, path: str, *, parents: bool = True, is_new: bool = False, by: FileRights = OWN_RIGHTS
+    ) -> FileInfo:
+        """Create a folder and describe it; one that `is_new` must not exist."""
+        answer, _ = await self.file("make_folder", path, parents=parents, is_new=is_new, **_rights(by))
+        return file_info(answer, path)
 
-    async def move_path(self, path: str, target: str, *, replaces: bool = False) -> None:
-        await self.file("move", path, target=self._named(target), replaces=replaces)
+    async def move_path(
+        self, path: str, target: str, *, replaces: bool = False, parents: bool = False, by: FileRights = OWN_RIGHTS
+    ) -> FileInfo:
+        """Rename a file or a folder, and describe it; with `parents`, missing folders above the target are created."""
+        named = self._named(target, at_home=by.at_home)
+        answer, _ = await self.file("move", path, target=named, replaces=replaces, parents=parents, **_rights(by))
+        return file_info(answer, target)
 
-    async def remove_path(self, path: str, *, recursive: bool = False) -> None:
-        await self.file("remove", path, recursive=recursive)
+    async def remove_path(
+        self, path: str, *, recursive: bool = False, may_be_gone: bool = False, by: FileRights = OWN_RIGHTS
+    ) -> None:
+        """Remove a file or a folder."""
+        await self.file("remove", path, recursive=recursive, may_be_gone=may_be_gone, **_rights(by))
+
+    async def compose_path(self, path: str, sources: Sequence[str], *, by: FileRights = OWN_RIGHTS) -> str:
+        """Write the contents of files, one after the other, as one, remove them, and return its path."""
+        named = [self._named(source, at_home=by.at_home) for source in sources]
+        answer, _ = await self.file("compose", path, sources=named, **_rights(by))
+        return path_of(answer, path)
+
+    @asynccontextmanager
+    async def reading(
+        self, path: str, *, byte_range: ByteRange | None = None, by: FileRights = OWN_RIGHTS
+    ) -> AsyncIterator[tuple[FilePart, AsyncIterator[bytes]]]:
+        """Yield the facts of a file, or of a range of it, and its content piece by piece."""
+        arguments: dict[str, Any] = {"describes": True, "range": byte_range, **_rights(by)}
+        async with self._outgoing_turns, self._operation("read", path, timeout_s=None, **arguments) as operation:
+            line, _, data = await first_line(operation, path)
+            yield file_part(read_object(line, path), path), rest(operation, data)
 
     async def chmod_path(self, path: str, mode: int) -> None:
         """Set the permission bits of a file or a folder."""
@@ -340,7 +269,7 @@ class LiveFiles(OffersFunctions):
         async with self._outgoing_turns, self._packing(path) as operation:
             while piece := await operation.read():
                 take(piece)
-            return _skipped(await operation.answer())
+            return skipped(await operation.answer())
 
     async def pack_stream(
         self, path: str, *, max_bytes: int | None = None, note_skipped: Callable[[int], None] = lambda _: None
@@ -352,7 +281,7 @@ class LiveFiles(OffersFunctions):
         async with self._outgoing_turns, self._packing(path, max_bytes=_count(max_bytes)) as operation:
             while piece := await operation.read():
                 yield piece
-            note_skipped(_skipped(await operation.answer()))
+            note_skipped(skipped(await operation.answer()))
 
     def _packing(self, path: str, max_bytes: int | None = None) -> AbstractAsyncContextManager[FileOperation]:
         return self._operation("pack", path, timeout_s=None, most=max_bytes, entries=MOST_ENTRIES)
@@ -459,25 +388,59 @@ class LiveFiles(OffersFunctions):
             return Changes(partial=frozenset({"access"}), is_shared=True)
 
     @asynccontextmanager
-    async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileWatch]:
-        """Watch a folder or file; the returned object yields every change from then on."""
+    async def watch_path(
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        is_exact: bool = False,
+        describes: bool = False,
+        by: FileRights = OWN_RIGHTS,
+    ) -> AsyncIterator[FileWatch]:
+        """Watch a folder or file; the returned object yields every change from then on.
+
+        See `FileChange` for exact watches; `describes` needs one.
+        """
         if self._watches >= MOST_WATCHES:
             raise InvalidRequest(f"path: {MOST_WATCHES} watches of this sandbox are open; close one before another")
         self._watches += 1
+        requests: asyncio.Queue[bytes] = asyncio.Queue()
+        arguments: dict[str, Any] = {"recursive": recursive, "is_exact": is_exact, "describes": describes}
         try:
-            async with self._operation("watch", path, timeout_s=None, recursive=recursive) as operation:
-                watch = FileWatch(operation, path)
+            async with self._operation(
+                "watch", path, each(requests), timeout_s=None, **arguments, **_rights(by)
+            ) as operation:
+                watch = FileWatch(operation, path, requests)
                 try:
                     async with asyncio.timeout(self.file_timeout_s):
-                        await watch._begin()
+                        await watch.begin()
                 except TimeoutError as error:
-                    raise _late(path, self.file_timeout_s) from error
+                    raise late(path, self.file_timeout_s) from error
                 try:
                     yield watch
                 finally:
                     await watch.close()
         finally:
             self._watches -= 1
+
+
+def check_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return metadata that a file can have. Raises InvalidRequest."""
+    for key, value in metadata.items():
+        if not key or not _PRINTABLE.fullmatch(key) or not _PRINTABLE.fullmatch(value):
+            raise InvalidRequest(f"metadata: {key[:80]!r}: give keys and values in printable ASCII")
+        if len(key) > MOST_KEY:
+            raise InvalidRequest(f"metadata: the key {key[:80]!r}… has more than {MOST_KEY} characters")
+    size = sum(len(PREFIX) + len(key) + len(value) for key, value in metadata.items())
+    if size > MOST_METADATA_BYTES:
+        raise InvalidRequest(f"metadata: {size} bytes are more than {MOST_METADATA_BYTES}")
+    return dict(metadata)
+
+
+def _rights(by: FileRights) -> dict[str, Any]:
+    """Return the arguments of an operation that are not their default."""
+    arguments = {"user": by.user, "owner": by.owner, "at_home": by.at_home}
+    return {name: value for name, value in arguments.items() if value}
 
 
 def _natural(name: str, value: int) -> int:
@@ -488,105 +451,3 @@ def _natural(name: str, value: int) -> int:
 
 def _count(value: int | None) -> int | None:
     return None if value is None else _natural("count", value)
-
-
-def _late(path: str, seconds: float) -> SandboxFileError:
-    return SandboxFileError(f"{path}: not finished within {seconds:g} s", path=path, kind="timeout")
-
-
-def _no_sense(path: str, error: Exception | str) -> SandboxFileError:
-    return SandboxFileError(f"{path}: the answer is invalid: {error}", path=path, kind="other")
-
-
-def _skipped(answer: Mapping[str, Any]) -> int:
-    skipped = answer.get("skipped")
-    return skipped if isinstance(skipped, int) else 0
-
-
-def _read_answer(data: bytes, path: str) -> dict[str, Any]:
-    try:
-        return read_guest_object(data)
-    except ValueError as error:
-        raise _no_sense(path, error) from error
-
-
-def _file_error(refused: Mapping[str, Any], path: str) -> SandboxFileError:
-    kind = str(refused.get("kind"))[:40]
-    try:
-        where = unpack_text(refused.get("path")) or path
-    except ValueError:
-        where = path
-    message = REMEDIES.get(kind, str(refused.get("message"))[:1000])
-    return FILE_ERRORS.get(kind, SandboxFileError)(f"{where}: {message}", path=where, kind=kind)
-
-
-def _file_info(row: Mapping[str, Any], path: str) -> FileInfo:
-    try:
-        return FileInfo(
-            name=unpack_text(row["name"]),
-            type=_file_type(row["type"]) or "other",
-            size=int(row["size"]),
-            mode=int(row["mode"]) & 0o7777,
-            mtime=float(row["mtime"]),
-            uid=int(row["uid"]),
-            gid=int(row["gid"]),
-            target=unpack_text(row.get("target", "")),
-            leads_to=_file_type(row.get("leads_to")),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise _no_sense(path, error) from error
-
-
-def _file_type(value: object) -> Any:  # noqa: ANN401 - one of FileType, or None
-    return value if value in ("file", "directory", "link", "other") else None
-
-
-def _file_change(line: Mapping[str, Any], path: str) -> FileChange:
-    try:
-        kind = line["event"]
-        if kind not in CHANGES:
-            raise ValueError(f"no change {str(kind)[:40]!r}")
-        return FileChange(
-            kind=kind,
-            path=unpack_text(line["path"]),
-            target=unpack_text(line.get("target", "")),
-            is_directory=line.get("type") == "directory",
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise _no_sense(path, error) from error
-
-
-def read_rows(data: bytes, path: str) -> Iterator[FileInfo]:
-    """Yield the entries of a folder, one JSON object a line. Raises SandboxFileError for an invalid line or too
-    many.
-    """
-    lines = data.split(b"\n", MOST_ENTRIES + 1)
-    if len(lines) > MOST_ENTRIES + 1:
-        raise _no_sense(path, f"more than {MOST_ENTRIES} rows")
-    for line in lines:
-        if line:
-            yield _file_info(_object(line, path), path)
-
-
-def _object(line: bytes, path: str) -> dict[str, Any]:
-    """Parse one line here: lines are short enough not to delay the event loop."""
-    if len(line) > MOST_LINE_BYTES:
-        raise _no_sense(path, f"a line of {len(line)} bytes")
-    try:
-        row = _LINE.decode(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise _no_sense(path, error) from error
-    if not isinstance(row, dict):
-        raise _no_sense(path, "a line holds no object")
-    return row
-
-
-async def _lines(stream: ByteStream, path: str) -> AsyncIterator[dict[str, Any]]:
-    """Yield the object on each line of the content."""
-    remainder = b""
-    while data := await stream.read():
-        *lines, remainder = (remainder + data).split(b"\n")
-        if len(remainder) > MOST_LINE_BYTES:
-            raise _no_sense(path, "a line that does not end")
-        for line in lines:
-            yield _object(line, path)

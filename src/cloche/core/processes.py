@@ -12,7 +12,7 @@ from .request import check_argv, check_env
 from .result import Status
 
 FileType = Literal["file", "directory", "link", "other"]
-ChangeKind = Literal["created", "changed", "removed", "moved", "lost", "over"]
+ChangeKind = Literal["created", "changed", "written", "attributes", "removed", "moved", "lost", "over"]
 
 
 class Detached(InvalidRequest):
@@ -67,7 +67,10 @@ class ProcessInfo:
 class FileInfo:
     """Describe a file of a sandbox: bytes, permission bits, seconds since 1970 of its last change, owner.
 
-    A link has its `target`, and in `leads_to` the type of the target, empty if the target does not exist.
+    `owner` and `group` are names as the sandbox's /etc has them, or the ids as text. A link has its `target`, in
+    `leads_to` the type of what it leads to in the end, with its permission bits in `target_mode` and its path in
+    `real`: all empty if that does not exist. `path` is the absolute path where it was asked for by one. `metadata` are
+    texts that were stored with the file, as its extended attributes `user.e2b.KEY`.
     """
 
     name: str
@@ -79,11 +82,47 @@ class FileInfo:
     gid: int
     target: str = ""
     leads_to: FileType | None = None
+    owner: str = ""
+    group: str = ""
+    path: str = ""
+    real: str = ""
+    target_mode: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_directory(self) -> bool:
         """Tell whether it is a directory, or a link to one."""
         return "directory" in (self.type, self.leads_to)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRights:
+    """Say with whose rights an operation on files is done, by default the sandbox's own user.
+
+    `owner` gets what is created; `user` must then be root. With `at_home`, relative paths and `~` begin in the home
+    folder of the owner or the user, not in /workspace.
+    """
+
+    user: str | None = None
+    owner: str | None = None
+    at_home: bool = False
+
+
+OWN_RIGHTS = FileRights()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePart:
+    """Describe the part of a file that is read: the whole file's absolute path, size and time of change, and the part.
+
+    `count` is None for the whole file, and 0 for a part behind its end.
+    """
+
+    path: str
+    size: int
+    mtime: float
+    offset: int = 0
+    count: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +138,16 @@ class Transfer:
 class FileChange:
     """Describe a change below a watched folder: `path` begins there, and is empty for a watched file.
 
-    A `moved` file has its new path in `target`. `lost` means that some changes are missing; `over` is the last one.
+    A `moved` file has its new path in `target`. `lost` means that some changes are missing; `over` is the last one. An
+    exact watch tells `written` and `attributes` (mode, owner, metadata) in place of `changed`, a move out of the folder
+    as `moved` without `target`, and on request the file as it was just after the change, in `entry`.
     """
 
     kind: ChangeKind
     path: str
     target: str = ""
     is_directory: bool = False
+    entry: FileInfo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

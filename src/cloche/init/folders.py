@@ -61,12 +61,16 @@ class Walk:
         return listed
 
 
-def make_folders(path: str) -> None:
-    """Make a folder, with those above it; a folder that is there is no error, nor is a link to one."""
+def make_folders(path: str) -> list[str]:
+    """Make a folder, with those above it, and return the made ones. A folder that is there, or a link to one, is no
+    error.
+    """
     missing: list[str] = []
+    made: list[str] = []
     while True:
         try:
             os.mkdir(path)
+            made.append(path)
             break
         except FileNotFoundError:
             missing.append(path)
@@ -80,8 +84,10 @@ def make_folders(path: str) -> None:
     for folder in reversed(missing):
         try:
             os.mkdir(folder)
+            made.append(folder)
         except FileExistsError:
             pass  # another process has made it meanwhile, or its name ends with a dot
+    return made
 
 
 def remove_tree(path: str) -> None:

@@ -4,6 +4,12 @@ The kernel queues a bounded number of changes; changes that it drops, and folder
 lost. Lines are `{"event", "path", "type"}`, where `path` is relative to the watched folder; `moved` has `target`
 besides. First comes `watching`: every later change is reported. A file is watched by its name, even if another file
 gets that name; its path is empty. The last line is `over`: the folder is gone.
+
+With `is_exact` nothing is put together: `written` is a change of content, `attributes` one of mode, owner or metadata,
+`moved` without `target` a move out of the folder. A file that appears complete, because it was written without a name,
+has these changes reported after its creation, under its name. With `describes` a line has the facts of the file.
+
+For each byte on stream 0, a line `synced` follows all changes that were made before the byte was sent.
 """
 
 from __future__ import annotations
@@ -15,7 +21,8 @@ import select
 import stat
 import struct
 
-from .content import CONTENT_OUT, Refusal, is_unfinished, write_all
+from .content import CONTENT_IN, CONTENT_OUT, Refusal, is_unfinished, write_all
+from .facts import Accounts, row_of
 from .folders import MOST_DEPTH
 from .names import pack_path
 
@@ -25,8 +32,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST_FOLDERS = 4096
+MOST_UNNAMED = 1024  # files without a name whose changes are remembered
 MOST_TOLD = 10_000  # entries of new folders that were found by looking, whose creation the kernel may yet tell
 TOGETHER_MS = 20  # within which the two halves of a move come
+MOST_LINES = 1000  # that are sent together
 READ_BYTES = 1 << 16
 EVENT = struct.Struct("=iIII")
 IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO = 2, 4, 8, 0x40, 0x80
@@ -41,7 +50,8 @@ OVER = IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT
 
 def watch(path: str, order: dict[str, Any]) -> dict[str, Any]:
     """Report changes until the watched path is gone, or the client has left."""
-    _Watch(path, is_recursive=bool(order.get("recursive"))).run()
+    kind = _ExactWatch if order.get("is_exact") else _Watch
+    kind(path, order).run()
     return {}
 
 
@@ -79,8 +89,10 @@ def _function(ctypes: Any, name: str, result: type, *arguments: type) -> Callabl
 class _Watch:
     """Hold the watched folders, by the kernel's watch descriptors, and the changes to report."""
 
-    def __init__(self, path: str, *, is_recursive: bool):
-        self.top, self.is_recursive = path, is_recursive
+    wanted, gone = WANTED, "removed"
+
+    def __init__(self, path: str, order: dict[str, Any]):
+        self.top, self.is_recursive = path, bool(order.get("recursive"))
         self.only = ""  # the name of the file that is watched, where it is one
         init, self.add, self.drop = load_inotify()
         self.fd = init(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -104,21 +116,40 @@ class _Watch:
         self._flush()
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
+        poll.register(CONTENT_IN, select.POLLIN)
         while not self.is_over:
-            if not poll.poll(TOGETHER_MS if self.moved else None):
+            ready = [fd for fd, _ in poll.poll(TOGETHER_MS if self.moved else None)]
+            if CONTENT_IN in ready:
+                self._sync(poll)
+            elif ready:
+                self._take(os.read(self.fd, READ_BYTES))
+            else:
                 self._end_move()
-                self._flush()
-                continue
-            self._take(os.read(self.fd, READ_BYTES))
             if not self.moved or self.is_over:
                 self._flush()
+
+    def _sync(self, poll: select.poll) -> None:
+        """Report all changes until now, and that this was done."""
+        requests = os.read(CONTENT_IN, READ_BYTES)
+        if not requests:
+            poll.unregister(CONTENT_IN)
+        try:
+            while requests and not self.is_over:
+                self._take(os.read(self.fd, READ_BYTES))
+                if len(self.lines) > MOST_LINES:
+                    self._flush()
+        except BlockingIOError:
+            self._end_move()
+        for _ in requests:
+            self._tell("synced", "")
+            self.last = None
 
     def _watch(self, name: str, depth: int) -> bool:
         """Watch one folder; beyond the bounds, report the loss."""
         if len(self.names) >= MOST_FOLDERS or depth > MOST_DEPTH:
             self._lose()
             return False
-        flags = WANTED | (IN_ONLYDIR | IN_DONT_FOLLOW if name else 0)
+        flags = self.wanted | (IN_ONLYDIR | IN_DONT_FOLLOW if name else 0)
         try:
             number = self.add(self.fd, os.fsencode(f"{self.top}/{name}" if name else self.top), flags)
         except OSError as error:
@@ -190,14 +221,19 @@ class _Watch:
         elif self.only:
             self._take_file(mask, name)
         elif self._is_ours(path, name):
-            return  # a file of ours is reported when it has its name
+            self._note_unnamed(mask, name)  # a file of ours is reported when it has its name
         elif mask & (IN_CREATE | IN_MOVED_TO):
             self._created(path, is_folder=is_folder)
         elif mask & IN_DELETE:
             self.told.discard(path)
             self._tell("removed", path, is_folder=is_folder)
         elif mask & CHANGED and (name or not folder):
-            self._tell("changed", path, is_folder=is_folder)
+            self._changed(mask, path, is_folder=is_folder)
+
+    def _changed(self, mask: int, path: str, *, is_folder: bool) -> None:
+        self._tell("changed", path, is_folder=is_folder)
+
+    def _note_unnamed(self, mask: int, name: str) -> None: ...
 
     def _is_ours(self, path: str, name: str) -> bool:
         """Tell whether `files` is writing this file: it has no name, or a temporary one."""
@@ -236,11 +272,11 @@ class _Watch:
             self.numbers[self.names[number]] = number
 
     def _end_move(self) -> None:
-        """Report a move out of the watched tree as a removal."""
+        """Report a move out of the watched tree."""
         if self.moved is None:
             return
         (_, path, is_folder), self.moved = self.moved, None
-        self._tell("removed", path, is_folder=is_folder)
+        self._tell(self.gone, path, is_folder=is_folder)
         for name in self._below(f"{path}/") if is_folder else ():
             number = self.numbers.pop(name)
             self.names.pop(number)
@@ -253,13 +289,17 @@ class _Watch:
         return [name for name in self.numbers if name.startswith(prefix)]
 
     def _tell(self, event: str, path: str, *, is_folder: bool = False, target: str | None = None) -> None:
-        if event == "changed" and self.last == (event, path):
+        if event in ("changed", "written", "attributes") and self.last == (event, path):
             return
         self.last = event, path
         row: dict[str, Any] = {"event": event, "path": pack_path(path), "type": "directory" if is_folder else "file"}
         if target is not None:
             row["target"] = pack_path(target)
+        row.update(self._described(event, path))
         self.lines.append(json.dumps(row).encode() + b"\n")
+
+    def _described(self, event: str, path: str) -> dict[str, Any]:
+        return {}
 
     def _flush(self) -> None:
         """Send the pending changes. Equal changes between two calls are sent once."""
@@ -267,3 +307,55 @@ class _Watch:
             lines, self.lines = b"".join(self.lines), []
             write_all(CONTENT_OUT, lines)
         self.last = None
+
+
+class _ExactWatch(_Watch):
+    """Report each change by itself."""
+
+    wanted, gone = WANTED & ~IN_CLOSE_WRITE, "moved"
+
+    def __init__(self, path: str, order: dict[str, Any]):
+        super().__init__(path, order)
+        self.describes, self.accounts = bool(order.get("describes")), Accounts()
+        self.unnamed: dict[str, int] = {}  # what has happened to a file without a name, by its number
+
+    def _changed(self, mask: int, path: str, *, is_folder: bool) -> None:
+        if mask & IN_ATTRIB:
+            self._tell("attributes", path, is_folder=is_folder)
+        if mask & IN_MODIFY:
+            self._tell("written", path, is_folder=is_folder)
+
+    def _note_unnamed(self, mask: int, name: str) -> None:
+        if name[:1] == "#":
+            if len(self.unnamed) >= MOST_UNNAMED:
+                self.unnamed.clear()
+            self.unnamed[name[1:]] = self.unnamed.get(name[1:], 0) | mask
+
+    def _created(self, path: str, *, is_folder: bool) -> None:
+        super()._created(path, is_folder=is_folder)
+        if not is_folder:
+            self._changed(self._noted(path), path, is_folder=False)
+
+    def _noted(self, path: str) -> int:
+        """Return what had happened to a file before it got its name."""
+        try:
+            return self.unnamed.pop(str(os.lstat(f"{self.top}/{path}").st_ino), 0) if self.unnamed else 0
+        except OSError:
+            return 0
+
+    def _finish_move(self, path: str, target: str, *, is_folder: bool) -> None:
+        if is_folder or not is_unfinished(path.rpartition("/")[2]):
+            super()._finish_move(path, target, is_folder=is_folder)
+            return
+        self.moved = None
+        self._changed(self._noted(target) or IN_ATTRIB | IN_MODIFY, target, is_folder=False)
+
+    def _described(self, event: str, path: str) -> dict[str, Any]:
+        if not self.describes or event not in ("created", "written", "attributes"):
+            return {}
+        whole = f"{self.top}/{path}"
+        try:
+            state = os.lstat(whole)
+        except OSError:
+            return {}  # it has gone meanwhile
+        return {"entry": {**row_of(whole, os.path.basename(path), state, self.accounts), "path": pack_path(whole)}}

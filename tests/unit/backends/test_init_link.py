@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cloche.backends import init_link, live_files, live_process
+from cloche.backends.file_answers import read_rows
 from cloche.backends.init_link import MOST_EVENTS, InitLink
 from cloche.backends.live import LiveSandbox
-from cloche.backends.live_files import read_rows
 from cloche.backends.live_process import LiveProcess
 from cloche.core.errors import InvalidRequest, OutcomeUnknown, SandboxFileError
 from cloche.core.events import OutputChunk

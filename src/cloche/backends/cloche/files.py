@@ -23,7 +23,8 @@ from cloche.core.request import InputFile
 from cloche.core.result import FileRecord, SaveFiles
 
 from ..archive import Spool, pack
-from ..live_files import CHANGES, FILE_S
+from ..file_answers import CHANGES
+from ..live_files import FILE_S
 from ..live_streams import ByteStream
 from ..remote.failures import Failure, remote_error
 from .calls import SandboxCalls

@@ -18,7 +18,7 @@ from cloche.core.errors import (
 )
 from cloche.core.remote import LeasedPlace, RemoteAccount
 
-from ..live_files import FILE_ERRORS
+from ..file_answers import FILE_ERRORS
 from ..remote.failures import Failure, by_status, remote_error, scrub
 from .wire import CallRefused, LinkLost
 

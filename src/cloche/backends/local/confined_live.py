@@ -18,8 +18,8 @@ from cloche.jail.messages import Spec
 from cloche.jail.user_namespaces import claim_outside_id
 
 from ..enforcement import with_life_confined
+from ..file_operations import FileWatch
 from ..host import Host
-from ..live_files import FileWatch
 from ..network import variables_without_namespace
 from .live import LocalLiveSandbox
 from .plan import REAPERS, build_spec, filter_for, guest_paths_below
@@ -97,7 +97,7 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
         raise BackendUnavailable(f"{NO_SERVERS}.", remedy=_ELSEWHERE)
 
     @contextlib.asynccontextmanager
-    async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileWatch]:  # noqa: ARG002
+    async def watch_path(self, path: str, **_: Any) -> AsyncIterator[FileWatch]:  # noqa: ARG002, ANN401 - as there
         """Raise BackendUnavailable: inotify is refused."""
         raise BackendUnavailable(f"{NO_WATCHES}.", remedy="List the folder again, or use a host that gives level jail.")
         yield  # type: ignore[unreachable]  # pragma: no cover

@@ -41,10 +41,11 @@ from cloche.jail.user_namespaces import Claim, claim_outside_id
 
 from .. import layout
 from ..enforcement import with_users
+from ..file_operations import Content
 from ..host import Host
 from ..init_link import OPEN_S, InitLink, OperationFailed
 from ..live import LiveSandbox, check_port, connection_error
-from ..live_files import FILE_MODE, Content
+from ..live_files import FILE_MODE
 from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
 from ..network import join_shared_network, network_rules, network_variables
 from ..results import run_notes
@@ -493,13 +494,12 @@ class LocalLiveSandbox(LiveSandbox):
             if request.code is not None and request.source_path is None:
                 self._leftover.append(f"{self._paths.workspace}/{program.run.files[-1][0]}")
 
-    async def write_path(
-        self, path: str, data: Content, *, how: str = "replace", mode: int | None = None, parents: bool = True
-    ) -> None:
+    async def write_path(self, path: str, data: Content, **more: Any) -> str:  # noqa: ANN401 - as there
         """Write a file; see `LiveFiles.write_path`."""
-        await super().write_path(path, data, how=how, mode=mode, parents=parents)
+        written = await super().write_path(path, data, **more)
         if isinstance(data, bytes):
             await self._give_fonts(data)
+        return written
 
     async def note_cell(self, code: str) -> None:
         """Prepare the font list if the next cell seems to draw."""
