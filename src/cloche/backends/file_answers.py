@@ -79,11 +79,12 @@ def file_error(refused: Mapping[str, Any], path: str) -> SandboxFileError:
     return FILE_ERRORS.get(kind, SandboxFileError)(f"{where}: {message}", path=where, kind=kind)
 
 
-def file_info(row: Mapping[str, Any], path: str) -> FileInfo:
-    """Return the facts of one file. Raises SandboxFileError for an invalid row."""
+def file_info(row: Mapping[str, Any], path: str, folder: str | None = None) -> FileInfo:
+    """Return the facts of one file, by default at the row's path. Raises SandboxFileError for an invalid row."""
     try:
+        name = unpack_text(row["name"])
         return FileInfo(
-            name=unpack_text(row["name"]),
+            name=name,
             type=_file_type(row["type"]) or "other",
             size=int(row["size"]),
             mode=int(row["mode"]) & 0o7777,
@@ -94,7 +95,7 @@ def file_info(row: Mapping[str, Any], path: str) -> FileInfo:
             leads_to=_file_type(row.get("leads_to")),
             owner=str(row.get("owner", ""))[:MOST_NAME],
             group=str(row.get("group", ""))[:MOST_NAME],
-            path=unpack_text(row.get("path", "")),
+            path=unpack_text(row.get("path", "")) if folder is None else f"{folder}/{name}",
             real=unpack_text(row.get("real", "")),
             target_mode=int(row.get("target_mode", 0)) & 0o7777,
             metadata=_texts(row.get("metadata") or {}),
@@ -143,15 +144,16 @@ def file_change(line: Mapping[str, Any], path: str) -> FileChange:
 
 
 def read_rows(data: bytes, path: str) -> Iterator[FileInfo]:
-    """Yield the entries of a folder, one JSON object a line. Raises SandboxFileError for an invalid line or too
-    many.
+    """Yield the entries of the folder at an absolute path, one JSON object a line.
+
+    Raises SandboxFileError for an invalid line or too many.
     """
-    lines = data.split(b"\n", MOST_ENTRIES + 1)
+    lines, folder = data.split(b"\n", MOST_ENTRIES + 1), path.rstrip("/")
     if len(lines) > MOST_ENTRIES + 1:
         raise no_sense(path, f"more than {MOST_ENTRIES} rows")
     for line in lines:
         if line:
-            yield file_info(read_object(line, path), path)
+            yield file_info(read_object(line, path), path, folder)
 
 
 def read_object(line: bytes, path: str) -> dict[str, Any]:

@@ -90,7 +90,8 @@ class FileOperation:
             async with self._in_time():
                 await asyncio.shield(self._channel.closed)
         except OperationFailed as error:
-            kind = "pids" if error.kind == "pids" else "other"
+            is_user = error.details.get("step") == "user"
+            kind = "user" if is_user else "pids" if error.kind == "pids" else "other"
             raise SandboxFileError(f"{self._path}: {error}", path=self._path, kind=kind) from error
         if not self._answer:
             message = f"{self._path}: the operation ended before it was complete"
@@ -115,35 +116,46 @@ class FileWatch:
         self._operation, self._path, self._requests = operation, path, requests
         self._lines = read_lines(operation.incoming, path)
         self._is_closed = asyncio.Event()
+        self._asked = self._synced = 0
+        self.is_directory = False  # whether a folder is watched, once it has begun
 
     async def begin(self) -> None:
+        """Wait until it is set up. Raises SandboxFileError."""
         first = await anext(self._lines, None)
         if first is None:
             await self._operation.answer()
         if first is None or first.get("event") != "watching":
             raise SandboxFileError(f"{self._path}: the answer is invalid", path=self._path, kind="other")
+        self.is_directory = first.get("type") == "directory"
 
     def __aiter__(self) -> AsyncIterator[FileChange]:
         return self._changes()
 
     async def _changes(self) -> AsyncIterator[FileChange]:
         async for line in self._lines:
-            if line.get("event") != SYNCED:
+            if not self._is_sync(line):
                 yield file_change(line, self._path)
         if not self._is_closed.is_set():
             await self._operation.answer()
 
     async def so_far(self) -> Sequence[FileChange]:
         """Return all changes that were made until now and not read yet, without waiting for others."""
+        self._asked += 1
+        number, changes = self._asked, list[FileChange]()
         self._requests.put_nowait(b"?")
-        changes: list[FileChange] = []
         async for line in self._lines:
-            if line.get("event") == SYNCED:
+            if not self._is_sync(line):
+                changes.append(file_change(line, self._path))
+            elif self._synced >= number:
                 return changes
-            changes.append(file_change(line, self._path))
         if not changes and not self._is_closed.is_set():
             await self._operation.answer()
         return changes
+
+    def _is_sync(self, line: Mapping[str, Any]) -> bool:
+        is_sync = line.get("event") == SYNCED
+        self._synced += is_sync
+        return is_sync
 
     async def close(self) -> None:
         """Stop watching."""

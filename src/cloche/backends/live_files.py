@@ -19,11 +19,12 @@ from cloche.core.errors import (
     OutcomeUnknown,
     SandboxFileError,
     SandboxFileTooLarge,
+    TooManyWatches,
 )
 from cloche.core.functions import OffersFunctions
 from cloche.core.languages import is_program_file
 from cloche.core.loops import become_task
-from cloche.core.processes import OWN_RIGHTS, FileInfo, FilePart, FileRights
+from cloche.core.processes import OWN_RIGHTS, ByteRange, FileInfo, FilePart, FileRights
 from cloche.init.facts import MOST_METADATA_BYTES, PREFIX
 from cloche.init.names import pack_text
 
@@ -50,7 +51,6 @@ MOST_WATCHES = 12  # the kernel gives each user of a sandbox 16 at the most
 MOST_LIST_BYTES = 64 << 20
 MOST_KEY = 255 - len(PREFIX)  # XATTR_NAME_MAX of linux/limits.h
 _PRINTABLE = re.compile(r"[ -~]*")
-ByteRange = tuple[int | None, int | None]  # the first and the last byte; only the last means the number from the end
 
 
 class LiveFiles(OffersFunctions):
@@ -153,7 +153,9 @@ class LiveFiles(OffersFunctions):
         paths = (f"{prefix}{row.name}" for row in rows if row.type == "file")
         return tuple(path for path in paths if not is_program_file(path))
 
-    async def read_path(self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None) -> bytes:
+    async def read_path(
+        self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None, by: FileRights = OWN_RIGHTS
+    ) -> bytes:
         """Return a file, or `count` bytes of it from `offset` on. Raises SandboxFileTooLarge beyond `max_bytes`."""
         _, data = await self.file(
             "read",
@@ -161,6 +163,7 @@ class LiveFiles(OffersFunctions):
             max_bytes=_natural("max_bytes", max_bytes),
             offset=_natural("offset", offset),
             count=_count(count),
+            **_rights(by),
         )
         return data
 
@@ -218,10 +221,11 @@ class LiveFiles(OffersFunctions):
     ) -> Sequence[FileInfo]:
         """Describe the entries of a folder, sorted by name; with `recursive` or a `depth`, those below it, too."""
         limits: dict[str, Any] = {"entries": MOST_ENTRIES, "recursive": recursive, "depth": _count(depth)}
-        _, data = await self.file("list", path, max_bytes=MOST_LIST_BYTES, **limits, **_rights(by))
+        answer, data = await self.file("list", path, max_bytes=MOST_LIST_BYTES, **limits, **_rights(by))
+        folder = path_of(answer, path)
         if len(data) <= MOST_LINE_BYTES:
-            return list(read_rows(data, path))
-        return await asyncio.to_thread(lambda: list(read_rows(data, path)))
+            return list(read_rows(data, folder))
+        return await asyncio.to_thread(lambda: list(read_rows(data, folder)))
 
     async def make_folder(
         self, path: str, *, parents: bool = True, is_new: bool = False, by: FileRights = OWN_RIGHTS
@@ -402,7 +406,7 @@ class LiveFiles(OffersFunctions):
         See `FileChange` for exact watches; `describes` needs one.
         """
         if self._watches >= MOST_WATCHES:
-            raise InvalidRequest(f"path: {MOST_WATCHES} watches of this sandbox are open; close one before another")
+            raise TooManyWatches(f"path: {MOST_WATCHES} watches of this sandbox are open; close one before another")
         self._watches += 1
         requests: asyncio.Queue[bytes] = asyncio.Queue()
         arguments: dict[str, Any] = {"recursive": recursive, "is_exact": is_exact, "describes": describes}

@@ -137,6 +137,10 @@ class SandboxFileError(ClocheError):
         self.kind = kind
 
 
+class TooManyWatches(InvalidRequest):
+    """Report that a sandbox can watch no further folder; nothing was begun."""
+
+
 class SandboxFileNotFound(SandboxFileError, FileNotFoundError):
     """Report that the sandbox has no such file."""
 

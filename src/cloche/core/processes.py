@@ -12,6 +12,7 @@ from .request import check_argv, check_env
 from .result import Status
 
 FileType = Literal["file", "directory", "link", "other"]
+ByteRange = tuple[int | None, int | None]  # the first and the last byte; without the first, the number from the end
 ChangeKind = Literal["created", "changed", "written", "attributes", "removed", "moved", "lost", "over"]
 
 

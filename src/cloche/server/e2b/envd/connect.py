@@ -18,11 +18,17 @@ from ...streams import HeldStream
 from ..calls import MOST_BODY, Call, Row, read_json
 from ..errors import Dropped, E2BError, connect_error
 
-STREAM_TYPE = "application/connect+json"
+UNARY_TYPE, STREAM_TYPE = "application/json", "application/connect+json"
 LAST = 0x02
 _HEAD = struct.Struct(">BI")
 NO_BUFFER = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
-Unary = Callable[[Call, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+
+
+class Encoded(bytes):
+    """A message that is JSON already."""
+
+
+Unary = Callable[[Call, Mapping[str, Any]], Awaitable[Mapping[str, Any] | Encoded]]
 Stream = Callable[[Call, Mapping[str, Any], AsyncExitStack], Awaitable[AsyncGenerator[Mapping[str, Any]]]]
 
 
@@ -72,7 +78,8 @@ def unary(service: str, method: str, work: Unary) -> Row:
 
     async def handler(call: Call) -> Response:
         call.check_token()
-        return JSONResponse(await work(call, await _unary_body(call)))
+        message = await work(call, await _unary_body(call))
+        return Response(message, media_type=UNARY_TYPE) if isinstance(message, Encoded) else JSONResponse(message)
 
     return Row(method="POST", path=f"/{service}/{method}", handler=handler)
 

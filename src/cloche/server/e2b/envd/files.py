@@ -1,0 +1,279 @@
+"""`/files`: read a file, write files of a form or a body of octets, and put several files together as one."""
+
+from __future__ import annotations
+
+import asyncio
+import mimetypes
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from email.utils import formatdate, parsedate_to_datetime
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from starlette.responses import JSONResponse, Response
+
+from cloche.core.errors import InvalidRequest, SandboxFileError, SandboxFileRefused
+from cloche.core.processes import FilePart, FileRights
+from cloche.wire.attachments import OpenedSandbox
+
+from ...streams import HeldStream
+from ..calls import Call, E2BModel, Row
+from ..errors import Dropped, E2BError, answer
+from .entries import checked_user, enter_with_rights, file_error, printable, rights_of, with_rights
+from .ranges import byte_range, encoding_of
+from .signatures import READ, WRITE, authorize
+from .uploads import Form, Repeatable, decompressed, pumping
+
+METADATA_HEADER = "x-metadata-"
+MOST_SOURCES = 10_000
+SNIFFED_BYTES = 512
+GZIPPED_AT_ONCE = 1 << 14  # bytes that are compressed on the event loop
+GZIP, GZIP_LEVEL = 31, 1
+OCTETS = "application/octet-stream"
+TWICE = (
+    "you cannot upload multiple files to the same path '{}' in one upload request, only the first specified file was "
+    "uploaded"
+)
+
+
+def plain(handler: Callable[[Call], Awaitable[Response]]) -> Callable[[Call], Awaitable[Response]]:
+    """Return a handler whose errors have the form of HTTP, not of Connect."""
+
+    async def handled(call: Call) -> Response:
+        try:
+            return await handler(call)
+        except Dropped:
+            raise
+        except Exception as error:
+            return answer(error)
+
+    return handled
+
+
+def user_of(call: Call) -> str:
+    """Return the user's name in the query. Raises E2BError (401)."""
+    return checked_user(call.request.query_params.get("username", ""))
+
+
+async def download(call: Call) -> Response:
+    """Return the content of a file, or the part that `Range` names."""
+    call = await authorize(call, READ)
+    path, headers = call.request.query_params.get("path", ""), call.request.headers
+    encoding = encoding_of(headers)
+    async with AsyncExitStack() as stack:
+        use = await stack.enter_async_context(call.use())
+        try:
+            begin = partial(use.held.live.reading, path, byte_range=byte_range(headers))
+            part, pieces = await enter_with_rights(stack, user_of(call), lambda by: begin(by=by))
+            first = await anext(pieces, b"")
+        except SandboxFileError as error:
+            raise _as_read_error(error) from error
+        if part.count == 0:
+            raise E2BError(416, f"the file has {part.size} bytes", headers={"Content-Range": f"bytes */{part.size}"})
+        content = _after(first, pieces)
+        if encoding == "gzip":
+            content = _gzipped(content)
+        if _is_unchanged(headers, part):
+            return Response(status_code=304, headers=_headers(part, first, encoding, has_length=False))
+        return HeldStream(
+            content, stack.pop_all(), status_code=200 if part.count is None else 206,
+            headers=_headers(part, first, encoding),
+        )  # fmt: skip
+
+
+def _as_read_error(error: SandboxFileError) -> E2BError:
+    messages = {"not_found": "path '{}' does not exist", "is_directory": "path '{}' is a directory"}
+    return file_error(error, messages[error.kind].format(error.path) if error.kind in messages else "")
+
+
+async def _after(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    yield first
+    async for piece in pieces:
+        yield piece
+
+
+async def _gzipped(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    stream = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP)
+    async for piece in pieces:
+        is_small = len(piece) <= GZIPPED_AT_ONCE
+        data = stream.compress(piece) if is_small else await asyncio.to_thread(stream.compress, piece)
+        if data:
+            yield data
+    yield stream.flush()
+
+
+def _headers(part: FilePart, first: bytes, encoding: str, *, has_length: bool = True) -> dict[str, str]:
+    name = printable(part.path.rpartition("/")[2])
+    headers = {
+        "Content-Type": _content_type(part.path, first), "Last-Modified": formatdate(part.mtime, usegmt=True),
+        "Content-Disposition": _inline(name), "Vary": "Accept-Encoding", "X-Accel-Buffering": "no",
+    }  # fmt: skip
+    if encoding == "gzip":
+        return {**headers, "Content-Encoding": "gzip"}
+    headers["Accept-Ranges"] = "bytes"
+    if part.count is not None:
+        headers["Content-Range"] = f"bytes {part.offset}-{part.offset + part.count - 1}/{part.size}"
+    if has_length and (part.size or not first):  # files of /proc tell no size
+        headers["Content-Length"] = str(part.size if part.count is None else part.count)
+    return headers
+
+
+def _inline(name: str) -> str:
+    if name.isascii() and name.isprintable() and not set(name) & set('"\\'):
+        return f'inline; filename="{name}"'
+    return f"inline; filename*=UTF-8''{quote(name, safe='')}"
+
+
+def _content_type(path: str, first: bytes) -> str:
+    """Return the type by the file's name, else by whether its beginning is text."""
+    guessed, _ = mimetypes.guess_type(f"file:{quote(printable(path))}", strict=False)
+    if guessed is not None:
+        return f"{guessed}; charset=utf-8" if guessed.startswith("text/") else guessed
+    begin = first[:SNIFFED_BYTES]
+    is_text = begin.decode("utf-8", "ignore").encode() == begin[: len(begin.decode("utf-8", "ignore").encode())]
+    has_controls = any(byte < 9 or 13 < byte < 27 for byte in begin)
+    return "text/plain; charset=utf-8" if is_text and not has_controls else OCTETS
+
+
+def _is_unchanged(headers: Mapping[str, str], part: FilePart) -> bool:
+    text = headers.get("if-modified-since", "")
+    try:
+        return (
+            bool(text) and "if-none-match" not in headers and int(part.mtime) <= parsedate_to_datetime(text).timestamp()
+        )
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
+async def upload(call: Call) -> Response:
+    """Write a file from a body of octets, or several from a form; replace what was there."""
+    call = await authorize(call, WRITE)
+    user, metadata = user_of(call), metadata_of(call)
+    headers, path = call.request.headers, call.request.query_params.get("path")
+    content_type = headers.get("content-type", "")
+    kind = content_type.partition(";")[0].strip().lower()
+    async with call.use() as use, pumping(call.request) as pump:
+        content = decompressed(pump, headers.get("content-encoding", ""))
+        writing = _Writing(use.held.live, user, metadata)
+        if kind == OCTETS:
+            if path is None:
+                raise E2BError(400, "path query parameter is required for raw body upload")
+            await writing.write(path, content)
+        elif kind.startswith("multipart/"):
+            await writing.write_form(Form(content, content_type), path)
+        else:
+            sent = printable(content_type)[:80]
+            raise E2BError(400, f"unsupported content type: {sent}, expected multipart/form-data or {OCTETS}")
+        await use.service.record("sandbox", what="upload", path=printable(", ".join(writing.paths)[:1000]))
+        return JSONResponse(writing.entries)
+
+
+def metadata_of(call: Call) -> dict[str, str]:
+    """Return the metadata in the headers `X-Metadata-KEY`: of one that comes twice, the first."""
+    metadata: dict[str, str] = {}
+    for name, value in call.request.headers.items():
+        if name.startswith(METADATA_HEADER) and len(name) > len(METADATA_HEADER):
+            metadata.setdefault(name.removeprefix(METADATA_HEADER), value)
+    return metadata
+
+
+class _Writing:
+    """Write the files of one upload, and hold what is answered about them."""
+
+    def __init__(self, live: OpenedSandbox, user: str, metadata: Mapping[str, str]):
+        self._live, self._rights, self._metadata = live, rights_of(user), metadata
+        self.entries: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self._targets: set[str] = set()
+
+    async def write(self, path: str, content: AsyncIterator[bytes]) -> None:
+        """Write one file. Raises E2BError."""
+        try:
+            written = await self._write(path, Repeatable(content))
+        except SandboxFileError as error:
+            raise _as_write_error(error) from error
+        except InvalidRequest as error:
+            raise E2BError(400, printable(str(error))) from error
+        entry = {"path": printable(written), "name": printable(written.rpartition("/")[2]), "type": "file"}
+        self.paths.append(written)
+        self.entries.append({**entry, "metadata": dict(self._metadata)} if self._metadata else entry)
+
+    async def _write(self, path: str, content: Repeatable) -> str:
+        first, *more = self._rights
+        try:
+            return await self._live.write_path(path, content.pieces(), metadata=self._metadata, by=first)
+        except SandboxFileRefused as error:
+            if error.kind != "permission" or not more or not content.can_repeat:
+                raise
+            try:
+                return await self._live.write_path(path, content.pieces(), metadata=self._metadata, by=more[0])
+            except SandboxFileError as second:
+                raise (error if second.kind == "user" else second) from error
+
+    async def write_form(self, form: Form, path: str | None) -> None:
+        """Write the parts with the name `file`, each to the path that is its file name, or all to one path."""
+        async for part in form.parts():
+            if part.name != "file":
+                continue
+            if path is None and part.filename is None:
+                raise E2BError(400, "error getting multipart custom part file name: filename not found")
+            target = path if path is not None else part.filename or ""
+            if target in self._targets:
+                raise E2BError(400, TWICE.format(printable(target)[:4096]))
+            self._targets.add(target)
+            await self.write(target, part.content)
+
+
+def _as_write_error(error: SandboxFileError) -> E2BError:
+    return file_error(error, f"path is a directory: {error.path}" if error.kind == "is_directory" else "")
+
+
+class Compose(E2BModel):
+    """Files to put together: in their order, as one at `destination`. They are removed then."""
+
+    source_paths: list[str]
+    destination: str
+    username: str | None = None
+
+
+async def compose(call: Call) -> Response:
+    """Write the contents of several files as one file, and remove them."""
+    call.check_token()
+    body = await _compose_body(call)
+    user, sources, destination = checked_user(body.username or ""), body.source_paths, body.destination
+
+    async def work(by: FileRights) -> str:
+        return await live.compose_path(destination, sources, by=by)
+
+    async with call.use() as use:
+        live: OpenedSandbox = use.held.live
+        try:
+            written = await with_rights(user, work)
+        except SandboxFileError as error:
+            kinds = {"not_found": "source file not found: {}", "not_regular": "source path is not a regular file: {}"}
+            raise file_error(error, kinds[error.kind].format(error.path) if error.kind in kinds else "") from error
+    return JSONResponse({"path": printable(written), "name": printable(written.rpartition("/")[2]), "type": "file"})
+
+
+async def _compose_body(call: Call) -> Compose:
+    body: Compose = await call.body(Compose)
+    _check_sources(body.source_paths)
+    if not body.destination:
+        raise E2BError(400, "destination is required")
+    return body
+
+
+def _check_sources(sources: Sequence[str]) -> None:
+    if not sources:
+        raise E2BError(400, "source_paths must not be empty")
+    if len(sources) > MOST_SOURCES:
+        raise E2BError(400, f"source_paths: more than {MOST_SOURCES} files")
+
+
+ROWS = (
+    Row(method="GET", path="/files", handler=plain(download)),
+    Row(method="POST", path="/files", handler=plain(upload)),
+    Row(method="POST", path="/files/compose", handler=plain(compose)),
+)
