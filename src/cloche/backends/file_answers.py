@@ -52,10 +52,10 @@ def skipped(answer: Mapping[str, Any]) -> int:
     return count if isinstance(count, int) else 0
 
 
-def path_of(answer: Mapping[str, Any], path: str) -> str:
+def path_of(answer: Mapping[str, Any], path: str, key: str = "path") -> str:
     """Return the absolute path in an answer."""
     try:
-        return unpack_text(answer["path"])
+        return unpack_text(answer[key])
     except (KeyError, ValueError) as error:
         raise no_sense(path, error) from error
 

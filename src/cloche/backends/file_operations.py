@@ -17,6 +17,7 @@ from .file_answers import (
     file_error,
     late,
     no_sense,
+    path_of,
     read_answer,
     read_lines,
 )
@@ -117,7 +118,8 @@ class FileWatch:
         self._lines = read_lines(operation.incoming, path)
         self._is_closed = asyncio.Event()
         self._asked = self._synced = 0
-        self.is_directory = False  # whether a folder is watched, once it has begun
+        # Once it has begun: whether a folder is watched, and its absolute path.
+        self.is_directory, self.folder = False, ""
 
     async def begin(self) -> None:
         """Wait until it is set up. Raises SandboxFileError."""
@@ -126,7 +128,7 @@ class FileWatch:
             await self._operation.answer()
         if first is None or first.get("event") != "watching":
             raise SandboxFileError(f"{self._path}: the answer is invalid", path=self._path, kind="other")
-        self.is_directory = first.get("type") == "directory"
+        self.is_directory, self.folder = first.get("type") == "directory", path_of(first, self._path, "target")
 
     def __aiter__(self) -> AsyncIterator[FileChange]:
         return self._changes()

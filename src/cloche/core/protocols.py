@@ -462,6 +462,11 @@ class OpenWatch(Protocol):
         """Tell whether a folder is watched."""
         ...
 
+    @property
+    def folder(self) -> str:
+        """Return the absolute path of the watched folder, or of the one with the watched file."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[FileChange]:
         """Iterate over changes as they happen, until there can be none any more. Raises SandboxFileError."""
         ...

@@ -46,7 +46,7 @@ class Accounts:
         for row in self._read("/etc/passwd"):
             if len(row) == 7 and text in (row[0], row[2]) and row[2].isdigit() and row[3].isdigit():
                 return int(row[2]), int(row[3]), row[5] or "/"
-        raise Refusal("no_user", f"there is no user {text!r} in /etc/passwd", "")
+        raise Refusal("user", f"there is no user {text!r} in /etc/passwd", "")
 
     def home(self, name: str | None) -> str:
         """Return the home folder of a user, by default of this process's. Raises Refusal for a name without account."""

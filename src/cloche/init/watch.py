@@ -110,7 +110,9 @@ class _Watch:
         if not is_folder:
             self.top, self.only = os.path.split(os.path.realpath(self.top))
         self._watch("", 0)
-        self._tell("watching", "", is_folder=is_folder)  # before any `lost`; all is sent when all is watched
+        self._tell(
+            "watching", "", is_folder=is_folder, target=self.top
+        )  # before any `lost`; all is sent when all is watched
         if is_folder and self.is_recursive:
             self._look_into("", 1, tells=False)
         self._flush()

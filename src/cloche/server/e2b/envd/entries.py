@@ -17,11 +17,13 @@ from cloche.core.errors import SandboxFileError, SandboxFileRefused
 from cloche.core.processes import FileInfo, FileRights
 
 from ..calls import Call
+from ..defaults import ACCOUNT
 from ..errors import E2BError
 
-ROOT, DEFAULT_USER = "root", "user"
+ROOT = "root"
 MOST_USER = 256  # characters
 NO_SPACE = "not enough disk space available"
+NO_USER = "error looking up user: the sandbox has no account of this name"
 _TYPES = {"file": "FILE_TYPE_FILE", "directory": "FILE_TYPE_DIRECTORY", "link": "FILE_TYPE_SYMLINK"}
 # By the kind of an error of a file: status, and Connect's code where the status does not decide it.
 _STATUS: Mapping[str, tuple[int, str | None]] = {
@@ -39,8 +41,8 @@ def rights_of(name: str) -> tuple[FileRights, ...]:
     """Return the rights to try in turn, of a user by name; of the sandbox's own user by the default name or none."""
     if name == ROOT:
         return (FileRights(user=ROOT, at_home=True),)
-    own = FileRights(user=None if name in ("", DEFAULT_USER) else name, at_home=True)
-    return own, FileRights(user=ROOT, owner=name or DEFAULT_USER, at_home=True)
+    own = FileRights(user=None if name in ("", ACCOUNT) else name, at_home=True)
+    return own, FileRights(user=ROOT, owner=name or ACCOUNT, at_home=True)
 
 
 async def with_rights(name: str, work: Work) -> Any:  # noqa: ANN401 - what the work returns
@@ -86,8 +88,7 @@ def checked_user(name: str) -> str:
 def file_error(error: SandboxFileError, message: str = "") -> E2BError:
     """Return an error of a file as E2B's, with a message of its own or the error's."""
     status, code = _STATUS.get(error.kind, (500, None))
-    if error.kind == "full":
-        message = NO_SPACE
+    message = {"full": NO_SPACE, "user": NO_USER}.get(error.kind, message)
     return E2BError(status, printable(message or str(error)), connect=code)
 
 

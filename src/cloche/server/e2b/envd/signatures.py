@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from cloche.core.record import dataclass
 from cloche.records import sandboxes as records
+from cloche.records.tables import DEFAULT_PROJECT
 from cloche.serving.http import SLOW_BODY
 
 from .. import states
@@ -25,6 +26,7 @@ from ..target import ENVD, Target
 
 READ, WRITE = "read", "write"
 UNAUTHORIZED = 401
+LIVING = (states.RUNNING, states.PAUSED)
 INVALID = "invalid signature"
 MOST_SIGNATURE = 128
 MOST_FOUND = 4096
@@ -99,9 +101,16 @@ async def _with_target(call: Call, url: Signed) -> Call:
         raise E2BError(UNAUTHORIZED, INVALID)
     finder: Finder = call.e2b.parts.setdefault("signatures", Finder(call.e2b))
     sandbox_id = await finder.find(url, sent)
-    if sandbox_id is None:
+    if sandbox_id is None or not await _lives(call, sandbox_id):
         raise E2BError(UNAUTHORIZED, INVALID)
     return Call(e2b=call.e2b, request=call.request, target=Target(sandbox_id=sandbox_id, port=ENVD))
+
+
+async def _lives(call: Call, sandbox_id: str) -> bool:
+    try:
+        return states.state_of(await call.facts(sandbox_id, DEFAULT_PROJECT)) in LIVING
+    except E2BError:
+        return False
 
 
 class Finder:
@@ -117,7 +126,7 @@ class Finder:
     async def find(self, url: Signed, sent: str) -> str | None:
         """Return the sandbox's id; None for no living one."""
         key = sent or url
-        if key in self._found:  # whether it still lives is looked up by `Call.use`
+        if key in self._found:
             self._found.move_to_end(key)
             return self._found[key]
         listed_at = self._listed_at
@@ -150,5 +159,5 @@ class Finder:
     def _read(self) -> Sequence[tuple[str, str]]:
         with self._e2b.service.database.reading() as session:
             living = [facts for facts in records.living(session) if "e2b" in facts.document]
-        ids = [e2b_id(facts.id) for facts in living if states.state_of(facts) == states.RUNNING]
+        ids = [e2b_id(facts.id) for facts in living if states.state_of(facts) in LIVING]
         return [(sandbox_id, self._e2b.access_token(sandbox_id)) for sandbox_id in ids]

@@ -65,8 +65,12 @@ async def _watching(call: Call, body: Message) -> AsyncIterator[OpenWatch]:
         except TooManyWatches as error:
             raise E2BError(TOO_MANY, str(error)) from error
         if not watch.is_directory:
-            raise E2BError(400, f"path {printable(path)[:4096]} not a directory")
+            raise E2BError(400, f"path {printable(_whole(watch, path))} not a directory")
         yield watch
+
+
+def _whole(watch: OpenWatch, path: str) -> str:
+    return f"{watch.folder.rstrip('/')}/{path.rstrip('/').rpartition('/')[2]}"
 
 
 def seconds_of(call: Call) -> float:
