@@ -18,9 +18,10 @@ from cloche.core.errors import (
     SandboxFileNotFound,
     SandboxFileTooLarge,
 )
+from cloche.core.file_protocols import OpenWatch
 from cloche.core.limits import MIB, format_size
 from cloche.core.processes import FileChange, FileInfo, Transfer
-from cloche.core.protocols import OpenLiveSandbox, OpenWatch
+from cloche.core.protocols import OpenLiveSandbox
 
 from .live import LiveOperations, in_time
 

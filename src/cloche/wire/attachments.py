@@ -15,7 +15,8 @@ from cloche.core.enforcement import Enforcement
 from cloche.core.errors import ClocheError, NotFound
 from cloche.core.escape import escape_name
 from cloche.core.events import Event, Sink
-from cloche.core.protocols import OpenLiveSandbox, SupportsFileStreams
+from cloche.core.file_protocols import SupportsFileStreams
+from cloche.core.protocols import OpenLiveSandbox
 from cloche.core.record import dataclass, field
 from cloche.core.result import Result
 from cloche.execution.processes import AsyncProcess

@@ -40,7 +40,7 @@ Content = bytes | bytearray | memoryview | AsyncIterable[bytes]
 
 
 class RemoteFiles(SandboxCalls):
-    """Operations on files; see core.protocols.SupportsPaths and SupportsFileStreams."""
+    """Operations on files; see core.file_protocols."""
 
     # Content out.
 

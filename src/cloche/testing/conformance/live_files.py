@@ -24,12 +24,12 @@ from cloche.core.errors import (
     SandboxFileTooLarge,
 )
 from cloche.core.events import discard
+from cloche.core.file_protocols import SupportsFileStreams
 from cloche.core.limits import KIB, MIB
 from cloche.core.processes import FileChange
 from cloche.core.protocols import (
     OpenLiveSandbox,
     SupportsCollecting,
-    SupportsFileStreams,
     SupportsSessions,
     SupportsWatch,
 )

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from cloche.core.errors import ClocheError, SandboxFileError, TooManyWatches
+from cloche.core.file_protocols import OpenWatch
 from cloche.core.processes import FileChange
-from cloche.core.protocols import OpenWatch
 from cloche.records.ids import new_id
 
 from ..calls import Call
