@@ -372,9 +372,9 @@ def test_a_sandbox_whose_network_is_gone_can_be_entered() -> None:
     """Everything but the network goes on, and nobody is told that there was no traffic."""
     with cloche.Sandbox(name="x", keep="1h", network_allow=["good.example"]) as sandbox:
         assert sandbox.exec(["true"]).ok
-        for process in list(client._released):
-            process.process.kill()
-            process.process.wait()
+        assert client._process_of_kept is not None
+        client._process_of_kept.process.kill()
+        client._process_of_kept.process.wait()
         for there in (sandbox, None):
             with contextlib.ExitStack() as stack:
                 using = there or stack.enter_context(cloche.Sandbox.attach("x"))

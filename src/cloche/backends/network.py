@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.enforcement import NetworkMode
 from cloche.core.errors import ClocheError, StartFailed
 from cloche.core.policy import Policy
-from cloche.egress.client import OwnNetwork, SandboxNetwork, join_network, open_network, operator_proxies
+from cloche.egress.client import KeptNetwork, SandboxNetwork, join_network, open_network, operator_proxies
 from cloche.egress.ledger import Sum
 from cloche.egress.windows import SharedNetwork
 from cloche.jail.network import NAME_SERVER, open_sockets
@@ -104,13 +104,13 @@ def open_shared_network(policy: Policy) -> SharedNetwork | None:
     return SharedNetwork(new_network(rules, asks=asks), rules) if rules is not None else None
 
 
-def open_own_network(policy: Policy) -> OwnNetwork | None:
+def open_kept_network(policy: Policy) -> KeptNetwork | None:
     """Return a network for a sandbox that a keeper holds; None without a network. Raises StartFailed."""
     rules = network_rules(policy)
     if rules is None:
         return None
     try:
-        return OwnNetwork(rules, proxies=operator_proxies(), asks=policy.on_network == "ask")
+        return KeptNetwork(rules, proxies=operator_proxies(), asks=policy.on_network == "ask")
     except OSError as error:
         raise _no_process(error) from error
 

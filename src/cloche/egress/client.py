@@ -1,8 +1,9 @@
 """The caller's side of the egress process: start it, open a sandbox's network in it, ask for its traffic.
 
 Each process that has sandboxes with a network has one egress process; all its threads and event loops share it. It ends
-with its caller. A sandbox that is kept has another, which ends with its keeper. Without the egress process, no socket
-of a sandbox is served any more, and the next sandbox starts another one.
+with its caller. Sandboxes that are kept have another one together, up to `MOST_KEPT`: that ends with the last of their
+keepers. One that is kept with secrets has one by itself, which ends with its keeper. Without the egress process, no
+socket of a sandbox is served any more, and the next sandbox starts another one.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ USES = {
 }
 REPORT_S, END_S, SECRETS_S = 10.0, 5.0, 90.0
 FINISHES_S = 70.0  # of one with secrets, which may exchange tokens: they would be lost
+MOST_KEPT = 32  # sandboxes of one process: as many as may have all their connections at once
 AT_ONCE_S = 0.005  # for values that need not be read first
 OnMessage = Callable[[str, dict[str, Any]], None]
 
@@ -272,10 +274,13 @@ class _Process:
     """Be the egress process. Raises OSError where it cannot be started.
 
     One that `has_secrets` opens connections, and verifies hosts by the `authorities`, a text in PEM; without one by
-    those of this machine.
+    those of this machine. One that `outlives_caller` serves the sandboxes of keepers until the last of them has ended.
     """
 
-    def __init__(self, *, has_secrets: bool = False, authorities: str = "") -> None:
+    def __init__(
+        self, *, has_secrets: bool = False, authorities: str = "", outlives_caller: bool = False
+    ) -> None:  # fmt: skip
+        self._serving = 0  # sandboxes, of one that outlives its caller
         self._end_s = FINISHES_S if has_secrets else END_S
         self.networks: weakref.WeakSet[SandboxNetwork] = weakref.WeakSet()  # that are open
         if sys.platform != "linux":
@@ -294,7 +299,10 @@ class _Process:
                     env={},
                     start_new_session=True,
                 )
-                settings = {"program": program, "has_secrets": has_secrets, "authorities": authorities}
+                settings = {
+                    "program": program, "has_secrets": has_secrets, "authorities": authorities,
+                    "outlives_caller": outlives_caller,
+                }  # fmt: skip
                 messages.send(self.link.fileno(), "filter", settings)
             except BaseException:
                 self.link.close()
@@ -319,8 +327,22 @@ class _Process:
             "secrets": None if secrets is None else list(map(dict, secrets)),
         }  # fmt: skip
         network = _requested(self.link.fileno(), "open", body, values)
+        self._serving += 1
         log.debug("process %d opens a second network beside %d", self.process.pid, len(self.networks))
         return network.join(self.networks)
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether it serves as many sandboxes of keepers as it may."""
+        with suppress(BlockingIOError):
+            while self._serving and messages.receive(self.link.fileno())[0] == "closed":
+                self._serving -= 1
+        return self._serving >= MOST_KEPT
+
+    def leave(self) -> None:
+        """Leave it to those who use it."""
+        self.link.close()
+        _released.append(self)
 
     def end(self) -> None:
         self.link.close()
@@ -342,8 +364,28 @@ def module_paths(*names: str) -> list[str]:
     return list(dict.fromkeys(folders))
 
 
-class OwnNetwork:
-    """Be a network with a separate egress process, to be handed over to a keeper. Raises OSError.
+class KeptNetwork:
+    """Be a network that is handed over to a keeper, in an egress process for several of them. Raises OSError."""
+
+    def __init__(self, rules: NetworkRules, *, proxies: Mapping[str, str], asks: bool = False):
+        self.network = _open_kept(rules, proxies, asks=asks)
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Return the descriptors that keep it, by name: it ends with the last copy of either."""
+        return {"network": self.network.fileno()}
+
+    def release(self) -> None:
+        """Leave it to who has copies of those."""
+        self.network.release()
+
+    def end(self) -> None:
+        """End it; no keeper has taken it. Blocks."""
+        self.network.close()
+
+
+class OwnNetwork(KeptNetwork):
+    """Be a network with a separate egress process, as one with secrets must have. Raises OSError.
 
     `secrets`, `values` and `authorities` are those of `open_network_with_secrets`.
     """
@@ -354,37 +396,31 @@ class OwnNetwork:
         *,
         proxies: Mapping[str, str],
         asks: bool = False,
-        secrets: Sequence[Mapping[str, Any]] | None = None,
+        secrets: Sequence[Mapping[str, Any]] = (),
         values: Sequence[int] = (),
         authorities: str = "",
     ):
-        _released[:] = [process for process in _released if process.is_alive]
+        _forget_ended()
         with _lock:
-            self._process = _Process(has_secrets=secrets is not None, authorities=authorities)
+            self._process = _Process(has_secrets=True, authorities=authorities)
             _to_hand_over.add(self._process)
         try:
-            self.network = self._process.open(
-                rules, proxies, asks=asks, is_kept=True, secrets=secrets or (), values=values
-            )
+            self.network = self._process.open(rules, proxies, asks=asks, is_kept=True, secrets=secrets, values=values)
         except BaseException:
             self._end_process()
             raise
 
     @property
     def held(self) -> dict[str, int]:
-        """Return the descriptors that keep it, by name: it ends with the last copy of either."""
-        return {"egress": self._process.link.fileno(), "network": self.network.fileno()}
+        return {"egress": self._process.link.fileno(), **super().held}
 
     def release(self) -> None:
-        """Leave it to who has copies of those."""
         _to_hand_over.discard(self._process)
-        self.network.release()
-        self._process.link.close()
-        _released.append(self._process)
+        super().release()
+        self._process.leave()
 
     def end(self) -> None:
-        """End it; no keeper has taken it. Blocks."""
-        self.network.close()
+        super().end()
         self._end_process()
 
     def _end_process(self) -> None:
@@ -415,6 +451,7 @@ def join_network(control: socket.socket) -> tuple[SandboxNetwork, dict[str, Any]
 
 _process: _Process | None = None
 _process_with_secrets: _Process | None = None  # apart, so that no other sandbox's bytes are read where values are
+_process_of_kept: _Process | None = None  # for the next sandboxes that are kept
 _to_hand_over: set[_Process] = set()
 _released: list[_Process] = []  # children of this process, to be taken note of when they end
 # Held also while this process is forked: a child from the midst of a start would hold the link, or keep the start
@@ -441,6 +478,27 @@ def open_network(
             _process.end()
         _process = _Process()
         return _process.open(rules, proxies or {}, asks=asks)
+
+
+def _open_kept(rules: NetworkRules, proxies: Mapping[str, str], *, asks: bool) -> SandboxNetwork:
+    """Open a network for a keeper, in the process that others have, or in a new one if that is full or gone."""
+    global _process_of_kept
+    _forget_ended()
+    with _lock:
+        process = _process_of_kept
+        try:
+            if process is not None and process.is_alive and not process.is_full:
+                return process.open(rules, proxies, asks=asks, is_kept=True)
+        except OSError:
+            pass  # it was killed just now
+        if process is not None:
+            process.leave()
+        _process_of_kept = process = _Process(outlives_caller=True)
+        return process.open(rules, proxies, asks=asks, is_kept=True)
+
+
+def _forget_ended() -> None:
+    _released[:] = [process for process in _released if process.is_alive]
 
 
 def open_network_with_secrets(
@@ -493,13 +551,16 @@ def process_id(*, has_secrets: bool = False) -> int | None:
 
 
 def end_process() -> None:
-    """End the egress process, where there is one; the next network starts another."""
+    """End the egress process, where there is one, and leave that of keepers to them; the next network starts others."""
     _end_processes(lambda _: True)
 
 
 def _end_processes(is_over: Callable[[_Process], bool]) -> None:
-    global _process, _process_with_secrets
+    global _process, _process_with_secrets, _process_of_kept
     with _lock:
+        if _process_of_kept is not None:
+            _process_of_kept.leave()
+            _process_of_kept = None
         ended = [process for process in (_process, _process_with_secrets) if process is not None and is_over(process)]
         _process = None if _process in ended else _process
         _process_with_secrets = None if _process_with_secrets in ended else _process_with_secrets
@@ -508,14 +569,15 @@ def _end_processes(is_over: Callable[[_Process], bool]) -> None:
 
 
 def _forget_after_fork() -> None:
-    global _lock, _process, _process_with_secrets
+    global _lock, _process, _process_with_secrets, _process_of_kept
     _lock = threading.RLock()
-    for process in (*_to_hand_over, *_released, *filter(None, (_process, _process_with_secrets))):
+    own = filter(None, (_process, _process_with_secrets, _process_of_kept))
+    for process in (*_to_hand_over, *_released, *own):
         process.link.close()
         process.process.returncode = 0  # nobody's child here
     _to_hand_over.clear()
     _released.clear()
-    _process = _process_with_secrets = None
+    _process = _process_with_secrets = _process_of_kept = None
 
 
 def _wait_for_start() -> None:

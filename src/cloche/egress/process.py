@@ -1,8 +1,11 @@
 """The egress process: outside every sandbox and without privileges, it serves the sockets created inside.
 
 It is started by `client`, and ends when that end of its link is closed. Each `open` on the link is one sandbox's
-network. It reads a guest's bytes, so it drops its privileges first: its user if that is root, all capabilities,
-gaining new ones, and by a filter all system calls that serving a network does not need.
+network. One that serves sandboxes of keepers `outlives_caller`: keepers hold no copy of the link, so it ends with the
+last of their networks once the caller is gone, and it tells the caller of the end of each.
+
+It reads a guest's bytes, so it drops its privileges first: its user if that is root, all capabilities, gaining new
+ones, and by a filter all system calls that serving a network does not need.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import os
 import resource
 import signal
 import struct
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from cloche.jail import messages
 from cloche.jail.syscalls import PR_SET_DUMPABLE, address_of, call, prctl
@@ -42,7 +46,7 @@ def main(link: int) -> None:
     _give_up_rights()
     install_filter(settings["program"])
     gc.freeze()
-    asyncio.run(_serve(link, opener))
+    asyncio.run(Served(link, opener, outlives_caller=settings["outlives_caller"]).until_over())
 
 
 def _secrets_opener(authorities: str) -> SecretsOpener:
@@ -84,29 +88,52 @@ def _limit(kind: int, limit: int) -> None:
     resource.setrlimit(kind, (limit, limit))
 
 
-async def _serve(link: int, opener: SecretsOpener | None) -> None:
-    loop = asyncio.get_running_loop()
-    networks: set[GuestNetwork] = set()
-    over = loop.create_future()
+class Served:
+    """Hold the networks of all sandboxes, and the link to the caller that opens them."""
 
-    def receive() -> None:
-        tag, body, fds = messages.receive(link)
+    def __init__(self, link: int, opener: SecretsOpener | None, *, outlives_caller: bool):
+        self._link, self._opener, self._outlives_caller = link, opener, outlives_caller
+        self._networks: set[GuestNetwork] = set()
+        self._has_caller = True
+        self._over = asyncio.Event()
+
+    async def until_over(self) -> None:
+        """Serve until the end."""
+        os.set_blocking(self._link, False)
+        asyncio.get_running_loop().add_reader(self._link, self._receive)
+        await self._over.wait()
+        if self._opener is not None:
+            await self._opener.finish(FINISH_S)
+        os._exit(0)  # which closes everything at once; threads may still look a name up
+
+    def _receive(self) -> None:
+        tag, body, fds = messages.receive(self._link)
         if tag == "open":
-            try:
-                jail_link, control, *values = fds
-                network = GuestNetwork(body, jail_link, control, networks.discard)
-                networks.add(network)
-                if opener is not None:
-                    network.present.begin(opener, body["secrets"], values)
-            except BaseException:  # there was no room for all of them, say; to close them tells that it is gone
-                for fd in fds:
-                    os.close(fd)
-                raise
-        elif not over.done():
-            over.set_result(None)
+            self._open(body, fds)
+        else:
+            asyncio.get_running_loop().remove_reader(self._link)
+            self._has_caller = False
+            self._end_if_over()
 
-    loop.add_reader(link, receive)
-    await over
-    if opener is not None:
-        await opener.finish(FINISH_S)
-    os._exit(0)  # which closes everything at once; threads may still look a name up
+    def _open(self, body: dict[str, Any], fds: list[int]) -> None:
+        try:
+            jail_link, control, *values = fds
+            network = GuestNetwork(body, jail_link, control, self._drop)
+            self._networks.add(network)
+            if self._opener is not None:
+                network.present.begin(self._opener, body["secrets"], values)
+        except BaseException:  # there was no room for all of them, say; to close them tells that it is gone
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    def _drop(self, network: GuestNetwork) -> None:
+        self._networks.discard(network)
+        if self._outlives_caller:
+            with suppress(OSError):  # the caller is gone, or has long not asked
+                messages.send(self._link, "closed")
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if not (self._has_caller or (self._outlives_caller and self._networks)):
+            self._over.set()

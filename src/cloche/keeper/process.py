@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _signal: Any = __import__("_signal")
 # `folder` is where the socket is and the lock, which we hold by its descriptor. The last four may be missing:
-# `claim` and `egress`, the link of the process that serves a network, are only held; `network` lets clients into it.
+# `claim` and `egress`, the link of a process that serves this network alone, are only held; `network` keeps the
+# network, and lets clients into it.
 DESCRIPTORS = ("init", "listening", "folder", "lock", "helper", "claim", "egress", "network")
 MOST_ORDER_BYTES = 1 << 16
 SCM_RIGHTS, INT_BYTES = 1, 4
@@ -262,7 +263,10 @@ class Keeper:
         helper = self.fds.get("helper", -1)
         if helper >= 0:
             self.relay.ignore(helper)
-        for link in (helper, self.fds.get("egress", -1)):
+        # An egress process of its own ends; another one closes this sandbox's network.
+        network = self.fds.get("network", -1)
+        self.relay.ignore(network)
+        for link in (helper, self.fds.get("egress", network)):
             if link >= 0:
                 _await_end(link)
         for path in self.groups:

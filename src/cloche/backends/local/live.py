@@ -77,7 +77,7 @@ from .users import check_range, claim_block
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
-    from cloche.egress.client import OwnNetwork
+    from cloche.egress.client import KeptNetwork
 
     from ..live_session import LiveSession
     from ..secrets import GuestSecrets
@@ -192,7 +192,7 @@ class LocalLiveSandbox(LiveSandbox):
         ours, theirs = socket.socketpair()
         ours = QuietSocket(ours)
         link: InitLink | None = None
-        own: OwnNetwork | None = None
+        own: KeptNetwork | None = None
         try:
             is_kept = self._keeping is not None
             self.network, own, self._secrets = await open_live_network(self._policy, spec, is_kept=is_kept)
@@ -245,7 +245,7 @@ class LocalLiveSandbox(LiveSandbox):
         ours: socket.socket,
         keeping: Keeping,
         end: asyncio.Task[dict[str, Any]],
-        own: OwnNetwork | None,
+        own: KeptNetwork | None,
     ) -> InitLink:
         """Give everything that keeps the sandbox to a keeper, once pid 1 serves, and reconnect as its client."""
         ours.setblocking(False)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from cloche.core.errors import StartFailed
 from cloche.core.policy import Policy
-from cloche.egress.client import OwnNetwork, SandboxNetwork
+from cloche.egress.client import KeptNetwork, SandboxNetwork
 from cloche.jail.messages import Run, Spec
 
 from ..layout import Row
 from ..live_files import FILE_MODE
-from ..network import new_network, open_own_network, open_shared_network
+from ..network import new_network, open_kept_network, open_shared_network
 
 if TYPE_CHECKING:
     from cloche.egress.windows import SharedNetwork
@@ -135,10 +135,10 @@ def files_of(secrets: GuestSecrets | None) -> dict[str, bytes]:
 
 async def open_live_network(
     policy: Policy, spec: Spec, *, is_kept: bool
-) -> tuple[SharedNetwork | None, OwnNetwork | None, GuestSecrets | None]:
+) -> tuple[SharedNetwork | None, KeptNetwork | None, GuestSecrets | None]:
     """Return a live sandbox's network, or the one that its keeper gets, and its secrets; None for what it has not."""
     if policy.secrets is None:
-        return (None, open_own_network(policy), None) if is_kept else (open_shared_network(policy), None, None)
+        return (None, open_kept_network(policy), None) if is_kept else (open_shared_network(policy), None, None)
     from ..secrets import open_own_with_secrets
 
     if not is_kept:
