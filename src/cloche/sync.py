@@ -239,6 +239,7 @@ class Network:
 
     allow = _method(AsyncNetwork.allow, "_network")
     deny = _method(AsyncNetwork.deny, "_network")
+    replace = _method(AsyncNetwork.replace, "_network")
     traffic = _method(AsyncNetwork.traffic, "_network")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from cloche.core.enforcement import Enforcement
+from cloche.core.enforcement import Enforcement, NetworkMode
 from cloche.core.errors import (
     ClocheError,
     InvalidRequest,
@@ -130,11 +130,18 @@ class LiveSandbox(LiveFiles):
 
     async def change_network(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
         """Add rules for its network; see core.protocols.SupportsNetwork."""
+        await self._change_rules(lambda network: network.change(allow=allow, deny=deny))
+
+    async def replace_network(self, *, mode: NetworkMode, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+        """Replace the rules for its network; see core.protocols.SupportsNetwork."""
+        await self._change_rules(lambda network: network.replace(mode=mode, allow=allow, deny=deny))
+
+    async def _change_rules(self, change: Callable[[SharedNetwork], Awaitable[None]]) -> None:
         await self.connected()
         if self.network is None:
             raise InvalidRequest("this sandbox has no network with changeable rules")
         try:
-            await self.network.change(allow=allow, deny=deny)
+            await change(self.network)
         except OSError as error:
             raise OutcomeUnknown("the egress process of this sandbox is gone; open another sandbox") from error
 

@@ -55,7 +55,7 @@ def covers(rules: NetworkRules, rule: Rule, *, networks: Iterable[Network] = ())
     if rule.is_wildcard and any(_has_hosts_of(rule, limited) for limited in rules.limited):
         return False
     opened = _opened(rule)
-    if rule.is_address and opened and _are_inside(opened, networks):
+    if (rule.is_address or rule.is_network) and opened and _are_inside(opened, networks):
         return True
     return all(_covers_port(rules, rule, port, opened, networks) for port in rule.ports)
 
@@ -75,6 +75,8 @@ def _covers_port(
 def _has_hosts_of(outer: Rule, inner: Rule) -> bool:
     if outer.host == inner.host:
         return outer.is_wildcard == inner.is_wildcard
+    if outer.is_network:
+        return (inner.is_network or inner.is_address) and _is_inside(inner.networks[0], outer.networks[0])
     return outer.is_wildcard and inner.host.endswith(f".{outer.host}")
 
 

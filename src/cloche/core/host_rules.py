@@ -22,6 +22,7 @@ from .hosts import (
     means_ipv4,
     normalize_host,
     parse_address,
+    parts_of,
     registry_row,
     shown,
 )
@@ -34,6 +35,7 @@ NAME_SERVER_PORT = 53  # the sandbox's own name server listens there
 ALWAYS_LOOPBACK = "localhost"
 
 _NAMES_RANGE = IPv4Network("198.18.0.0/15")  # a sandbox gives each name an address of it
+_PUBLIC = frozenset({"public"})
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _METHOD = re.compile(r"(?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT|TRACE)\s", re.IGNORECASE)
 _PREFIX_LENGTH = re.compile(r"[0-9]{1,3}")
@@ -44,10 +46,10 @@ _WITH_REQUESTS = "Write the host alone, or with methods and a path, as in api.ex
 class Rule:
     """Name a host, and the ports that it is allowed or denied on.
 
-    `host` is a name in lower-case A-labels without a trailing dot, the canonical text of an address, or, where a
-    network is denied, that network. `is_wildcard`: names at any depth below `host`, and not `host` itself. `ports` of a
-    denying rule may be empty: all. `networks`: where it allows, the addresses that are not public and that this name
-    may resolve to, or the literal itself; where it denies, the addresses. `text` is the rule as it was written.
+    `host` is a name in lower-case A-labels without a trailing dot, or the canonical text of an address or a network.
+    `is_wildcard`: names at any depth below `host`, and not `host` itself. `ports` of a denying rule may be empty: all.
+    `networks`: where it allows, the addresses that are not public and that this name may resolve to, or the literal or
+    network itself; where it denies, the addresses. `text` is the rule as it was written.
     """
 
     host: str
@@ -64,6 +66,11 @@ class Rule:
     def is_address(self) -> bool:
         """Tell whether it names an address itself, and not a name or a network."""
         return bool(self.networks) and self.host == str(self.networks[0].network_address)
+
+    @property
+    def is_network(self) -> bool:
+        """Tell whether it names the addresses of a network, and no name that resolves to them."""
+        return "/" in self.host
 
     def has_address(self, address: Address) -> bool:
         return any(address in network for network in self.networks)
@@ -97,8 +104,10 @@ def _allow_rule(text: str) -> Rule:
     text_of_host, requests = _split_requests(text)
     target, separator, networks_text = text_of_host.partition("@")
     if "/" in target or "?" in target or "#" in target:
-        if _parse_network(target) is not None:
-            raise _Wrong("is a network; write host@CIDR for a name that resolves into it, or list the addresses")
+        network_text, colon, ports_text = target.partition(":")
+        network = _parse_network(network_text)
+        if network is not None and not separator and not requests:
+            return _network_rule(network, _parse_ports(ports_text) if colon else (), text)
         raise _Wrong(f"has a path without methods, or methods without a path. {_WITH_REQUESTS}")
     host, is_wildcard, ports = _split_target(target)
     networks = tuple(dict.fromkeys(map(_opened_network, networks_text.split(",")))) if separator else ()
@@ -127,6 +136,17 @@ def _allow_rule(text: str) -> Rule:
         requests=requests,
         text=text,
     )
+
+
+def _network_rule(network: Network, ports: tuple[int, ...], text: str) -> Rule:
+    """Return the rule that allows the addresses of a network. Raises _Wrong."""
+    if network.version != 4:
+        raise _Wrong("is an IPv6 network, and sandboxes have IPv4 inside; allow the host's name")
+    if has_only(network, NEVER_OPENED):
+        raise _Wrong(f"is {with_article(registry_row(network.network_address)[1])} network, which no rule can allow")
+    if parts_of(network, _PUBLIC) not in ((), (network,)):
+        raise _Wrong("has both public and other addresses; use network 'open' for all public ones, or list networks")
+    return Rule(host=str(network), ports=_checked_ports(ports) or DEFAULT_PORTS, networks=(network,), text=text)
 
 
 def _split_requests(text: str) -> tuple[str, tuple[RequestRule, ...]]:

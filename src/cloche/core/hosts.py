@@ -146,10 +146,17 @@ def registry_row(address: Address) -> tuple[Network, str]:
 
 def has_only(network: Network, kinds: frozenset[str]) -> bool:
     """Tell whether all addresses of `network` are of these kinds."""
+    return parts_of(network, kinds) == (network,)
+
+
+def parts_of(network: Network, kinds: frozenset[str]) -> tuple[Network, ...]:
+    """Return the largest networks within `network` whose addresses are all of these kinds."""
     row, kind = next((row, kind) for row, kind in _ROWS if row.version == network.version and row.overlaps(network))
     if row.prefixlen <= network.prefixlen:
-        return kind in kinds
-    return all(has_only(half, kinds) for half in network.subnets())
+        return (network,) if kind in kinds else ()
+    halves: tuple[Network, ...] = tuple(network.subnets())
+    parts = tuple(part for half in halves for part in parts_of(half, kinds))
+    return (network,) if parts == halves else parts
 
 
 def means_ipv4(network: Network) -> bool:

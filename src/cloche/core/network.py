@@ -93,7 +93,7 @@ class _Index:
         for rule in rules:
             named = below if rule.is_wildcard else exact
             named[rule.host] = (*named.get(rule.host, ()), rule)
-            for network in rule.networks if by_network else ():
+            for network in rule.networks if by_network or rule.is_network else ():
                 same_length = networks.setdefault((network.version, network.prefixlen), {})
                 key = int(network.network_address)
                 same_length[key] = (*same_length.get(key, ()), rule)
@@ -197,6 +197,10 @@ class NetworkRules:
             deny=tuple(dict.fromkeys((*self.deny, *map(parse_deny_rule, deny)))),
         )
 
+    def replaced(self, *, mode: NetworkMode, allow: Iterable[str] = (), deny: Iterable[str] = ()) -> NetworkRules:
+        """Return other rules with the same ports. Raises InvalidRequest for a wrong one, and for too many."""
+        return replace(self, mode=mode, allow=tuple(map(parse_rule, allow)), deny=tuple(map(parse_deny_rule, deny)))
+
     def as_wire(self) -> dict[str, Any]:
         """Return what `parse` takes, as plain values."""
         return {
@@ -224,7 +228,8 @@ class NetworkRules:
             name = str(address) if address is not None else normalize_host(host)
         except ValueError as error:
             return _refused(not_allowed(shown(host), f"it is not a host: {error}", "use a name, or an address"))
-        where, matching = f"{name}:{port}", tuple(self._allowed.named(name))
+        matching = (*self._allowed.named(name), *(self._allowed.containing(address) if address is not None else ()))
+        where = f"{name}:{port}"
         listing = allowed_by(where if matching else _listing(name, port))
         if self.mode in ("off", "bridge"):
             return _refused(not_allowed(where, f"the network of this sandbox is {self.mode!r}", listing))

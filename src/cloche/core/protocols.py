@@ -157,6 +157,10 @@ class SupportsNetwork(Protocol):
         """Decide by further rules, beside those of other callers, and close connections that the rules do not allow."""
         ...
 
+    async def replace_network(self, *, mode: NetworkMode, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+        """Decide by these rules alone, and close connections that they do not allow."""
+        ...
+
     def decide_network(self, decide: Callable[[str, int], Awaitable[bool | None]]) -> None:
         """Set the function that decides about hosts and ports without a rule, where the policy asks."""
         ...

@@ -127,6 +127,11 @@ class SandboxNetwork:
         """Add rules, and close what they do not allow; the rules in force come with this number. Raises OSError."""
         messages.send(self.fileno(), "further", {"number": number, "allow": list(allow), "deny": list(deny)})
 
+    def ask_replacement(self, number: int, *, mode: str, allow: Sequence[str], deny: Sequence[str]) -> None:
+        """As `ask_change`, with rules that replace all others. Raises OSError."""
+        rules = {"mode": mode, "allow": list(allow), "deny": list(deny)}
+        messages.send(self.fileno(), "replace", {"number": number, **rules})
+
     def offer_to_decide(self) -> None:
         """Receive the questions about hosts without a rule, as `ask`, from now on. Raises OSError."""
         messages.send(self.fileno(), "decides")

@@ -199,7 +199,9 @@ class GuestNetwork:
         for fd in fds:
             os.close(fd)
         if tag == "further":
-            self._take_further(caller, **body)
+            self._take_change(caller, body.pop("number"), self._rules.with_further, body)
+        elif tag == "replace":
+            self._take_change(caller, body.pop("number"), self._rules.replaced, body)
         elif tag == "report":
             self._report(caller, body["number"], ends=body["ends"])
         elif tag == "decides":
@@ -230,11 +232,13 @@ class GuestNetwork:
         os.close(end)
         self._questions.lose(caller)
 
-    def _take_further(self, caller: int, number: int, allow: list[str], deny: list[str]) -> None:
-        """Add rules to those in force, which other callers may have added to; send all callers the result."""
+    def _take_change(
+        self, caller: int, number: int, change: Callable[..., NetworkRules], body: Mapping[str, Any]
+    ) -> None:
+        """Change the rules in force, which other callers may have added to; send all callers the result."""
         error = ""
         try:
-            rules = self._rules.with_further(allow=allow, deny=deny)
+            rules = change(**body)
             if rules.limited and self._secrets is None:
                 raise InvalidRequest(f"network_allow: {NO_AUTHORITY}")
             self._change(rules)

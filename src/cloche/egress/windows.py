@@ -13,6 +13,7 @@ import logging
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from cloche.core.errors import InvalidRequest
@@ -177,8 +178,15 @@ class SharedNetwork:
 
         Raises InvalidRequest where they are too many together, OSError where the egress process is gone.
         """
+        await self._changed(partial(self.network.ask_change, allow=allow, deny=deny))
+
+    async def replace(self, *, mode: str, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+        """Decide by these rules in place of all others. Raises as `change`."""
+        await self._changed(partial(self.network.ask_replacement, mode=mode, allow=allow, deny=deny))
+
+    async def _changed(self, ask: Callable[[int], None]) -> None:
         number = next(self._numbers)
-        self.network.ask_change(number, allow=allow, deny=deny)
+        ask(number)
         error = await self._await(number)
         if self.is_lost:
             raise ConnectionResetError("the egress process is gone")

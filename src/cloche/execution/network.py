@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cloche.core.enforcement import NetworkMode
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.policy import Policy
 from cloche.core.protocols import OpenLiveSandbox, SupportsNetwork
@@ -47,17 +48,35 @@ class AsyncNetwork:
         """Deny hosts, in the form of `network_deny`, and close their connections. Raises InvalidRequest."""
         await self._add(deny=rules)
 
+    async def replace(
+        self, *, mode: NetworkMode = "allowlist", allow: Sequence[str] = (), deny: Sequence[str] = ()
+    ) -> None:
+        """Replace all rules, also the mode, and close the connections that the new ones do not allow.
+
+        Modes are `allowlist` and `open`; an empty allowlist reaches no host. Raises as `allow`.
+        """
+        if mode not in ("allowlist", "open"):
+            raise InvalidRequest(f"mode: {mode!r} cannot be set; use 'allowlist', whose list may be empty, or 'open'")
+        now = self.rules
+        new = now.replaced(mode=mode, allow=allow, deny=deny)
+        self._check_ports(now, {port for rule in new.allow for port in rule.ports})
+        self._check(new)
+        await self._live.replace_network(mode=mode, allow=allow, deny=deny)
+
     async def _add(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
         now = self.rules
         new = now.with_further(allow=allow, deny=deny)
-        missing = sorted(set(new.served_ports) - set(now.served_ports))
+        self._check_ports(now, set(new.served_ports))
+        self._check(new)
+        await self._live.change_network(allow=allow, deny=deny)
+
+    def _check_ports(self, now: NetworkRules, ports: set[int]) -> None:
+        missing = sorted(ports - set(now.served_ports))
         if missing:
             raise InvalidRequest(
                 f"network_allow: port {_listed(missing)} is not served in this sandbox, whose ports were chosen when "
                 f"it was opened ({_listed(now.served_ports)}); open one with a rule that names it"
             )
-        self._check(new)
-        await self._live.change_network(allow=allow, deny=deny)
 
     def ask(self, decide: Callable[[str, int], Awaitable[bool | None]]) -> None:
         """Let `decide` approve each host and port that no rule names; it is called once for each.

@@ -6,7 +6,7 @@ clients can query them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -73,6 +73,14 @@ def note(session: Session, sandbox_id: str, status: str, document: Mapping[str, 
         values["document"] = dict(document)
     living = (StoredSandbox.id == sandbox_id, StoredSandbox.status != ENDED)
     session.execute(update(StoredSandbox).where(*living).values(**values))
+
+
+def amend(session: Session, sandbox_id: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change the document of a sandbox that has not ended, as it is now."""
+    living = (StoredSandbox.id == sandbox_id, StoredSandbox.status != ENDED)
+    document = session.scalar(select(StoredSandbox.document).where(*living))
+    if document is not None:
+        session.execute(update(StoredSandbox).where(*living).values(document=change(dict(document))))
 
 
 def end(session: Session, sandbox_id: str) -> bool:

@@ -101,6 +101,16 @@ class NetworkRules(WireModel):
     rules: list[Word] = Field(min_length=1, max_length=256)
 
 
+class NewRules(WireModel):
+    """All rules of a network: its mode, and the hosts that are allowed and denied."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"mode": "allowlist", "allow": ["files.example.org"]}]})
+
+    mode: Literal["allowlist", "open"] = "allowlist"
+    allow: list[Word] = Field(default_factory=list, max_length=256)
+    deny: list[Word] = Field(default_factory=list, max_length=256)
+
+
 def terms_of(body: NewSandbox, caller: Caller) -> Terms:
     """Return the times of a sandbox. Raises PolicyDenied for a lifetime beyond the caller's permission."""
     lifetime_s = LIFETIME_S if body.lifetime is None else parse_duration(body.lifetime, name="lifetime")
@@ -197,7 +207,12 @@ async def network(use: Use) -> dict[str, Any]:
     if mode not in ("allowlist", "open"):
         return {"mode": mode, "allow": [], "deny": [], "traffic": []}
     rules = use.sandbox.network.rules.as_wire()
-    return {"mode": mode, "allow": list(rules["allow"]), "deny": list(rules["deny"]), "traffic": await _traffic(use)}
+    return {
+        "mode": rules["mode"],
+        "allow": list(rules["allow"]),
+        "deny": list(rules["deny"]),
+        "traffic": await _traffic(use),
+    }
 
 
 async def _traffic(use: Use) -> list[dict[str, Any]]:
@@ -219,4 +234,12 @@ async def allow(use: Use, body: NetworkRules) -> dict[str, Any]:
 async def deny(use: Use, body: NetworkRules) -> dict[str, Any]:
     """Deny hosts, and close their connections. Rules that other clients add meanwhile are kept."""
     await use.sandbox.network.deny(*body.rules)
+    return await network(use)
+
+
+async def replace_rules(use: Use, body: NewRules) -> dict[str, Any]:
+    """Replace all rules of a network, within the settings or their ceilings, and close what they do not allow."""
+    own = {"network": body.mode, "network_allow": body.allow, "network_deny": body.deny}
+    allowed = await use.service.allowed_options(use.caller, own)
+    await use.sandbox.network.replace(mode=body.mode, allow=body.allow, deny=allowed["network_deny"])
     return await network(use)

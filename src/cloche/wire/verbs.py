@@ -97,6 +97,7 @@ VERBS: Mapping[str, Verb] = {
     "network.look": Verb("read", _called(sandboxes.network)),
     "network.allow": Verb("run", _called(sandboxes.allow), sandboxes.NetworkRules),
     "network.deny": Verb("run", _called(sandboxes.deny), sandboxes.NetworkRules),
+    "network.replace": Verb("run", _called(sandboxes.replace_rules), sandboxes.NewRules),
     "network.ask": Verb("run", questions.ask),
     "network.answer": Verb("run", questions.answer, questions.Answer),
 }

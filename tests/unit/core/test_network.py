@@ -125,7 +125,7 @@ def test_a_rule_names_host_ports_and_networks(text: str, parts: dict[str, Any]) 
         ("example.org#a", "has a path"),
         ("GET example.org", "has a method before the host. Write the host alone, or"),
         ("post example.org/a", "has a method"),
-        ("10.0.0.0/8", "is a network; write host@CIDR"),
+        ("0.0.0.0/0", "has both public and other addresses"),
         ("example.org:", "has no port ''"),
         (":443", "it is empty"),
         ("example.org:0", "has no port '0'"),

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any
 
-from cloche.core.enforcement import Level
+from cloche.core.enforcement import Level, NetworkMode
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, NodeLost
 from cloche.core.events import Sink
 from cloche.core.functions import OffersFunctions
@@ -271,6 +271,11 @@ class RemoteSandbox(OffersFunctions, RemoteFiles):
             if further:
                 await self.ask_inside(verb, {"rules": list(further)})
         self._rules = self._rules.with_further(allow=allow, deny=deny)
+
+    async def replace_network(self, *, mode: NetworkMode, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+        """Replace the rules. Raises InvalidRequest, BackendUnavailable."""
+        await self.ask_inside("network.replace", {"mode": mode, "allow": list(allow), "deny": list(deny)})
+        self._rules = self._rules.replaced(mode=mode, allow=allow, deny=deny)
 
     def decide_network(self, decide: Callable[[str, int], Awaitable[bool | None]]) -> None:
         """Let `decide` answer for hosts that no rule names; see core.protocols.SupportsNetwork."""

@@ -23,10 +23,10 @@ from starlette.types import Message, Receive, Scope, Send
 from cloche.execution.ports import AsyncConnection
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.records.keys import E2B_PREFIX
-from cloche.records.sandboxes import ENDED
 from cloche.records.tables import DEFAULT_PROJECT
 from cloche.serving.http import SLOW_BODY, most_connections
 
+from . import states
 from .calls import E2B, KEY_HEADER, TOKEN_HEADER, TRAFFIC_HEADER, Call
 from .errors import NO_LISTENER, NOT_RUNNING, Dropped, E2BError, PortError
 from .guest_http import BadAnswer, GuestExchange, passed_on
@@ -78,9 +78,9 @@ async def check_traffic(call: Call) -> dict[str, Any]:
         facts = await call.facts(sandbox_id, DEFAULT_PROJECT)
     except E2BError as error:
         raise PortError(sandbox_id, NOT_RUNNING) from error
-    if facts.status == ENDED:
+    if states.state_of(facts) in (states.EXPIRED, states.DEAD):
         raise PortError(sandbox_id, NOT_RUNNING)
-    network: dict[str, Any] = facts.document.get("e2b", {}).get("network") or {}
+    network: dict[str, Any] = facts.document["e2b"]["network"] or {}
     if network.get("allowPublicTraffic") is False:
         sent, token = call.request.headers.get(TRAFFIC_HEADER, ""), call.e2b.traffic_token(sandbox_id)
         if not hmac.compare_digest(sent.encode(), token.encode()):

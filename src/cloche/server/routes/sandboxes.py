@@ -144,6 +144,12 @@ async def network(use: Reading) -> dict[str, Any]:
     return await sandboxes_inside.network(use)
 
 
+@router.put("/{sandbox_id}/network", responses=RESPONSES)
+async def replace_rules(use: Running, body: sandboxes_inside.NewRules) -> dict[str, Any]:
+    """Replace all rules, within the settings or their ceilings, and close the connections that they do not allow."""
+    return await sandboxes_inside.replace_rules(use, body)
+
+
 @router.post("/{sandbox_id}/network/allow", responses=RESPONSES)
 async def allow(use: Running, body: sandboxes_inside.NetworkRules) -> dict[str, Any]:
     """Allow more hosts, within the settings or their ceilings. Rules that other clients add meanwhile are kept."""
