@@ -57,6 +57,8 @@ def _rule(host: str, ports: tuple[int, ...] = WEB, *networks: str, is_wildcard: 
         ("*.Example.org.:8080", _rule("example.org", (8080,), is_wildcard=True)),
         ("db.internal:5432@10.0.0.0/8", _rule("db.internal", (5432,), "10.0.0.0/8")),
         ("db.internal@10.0.0.0/8,fd00::/8", _rule("db.internal", WEB, "10.0.0.0/8", "fd00::/8")),
+        ("93.184.216.0/24", _rule("93.184.216.0/24", WEB, "93.184.216.0/24")),
+        ("10.0.0.0/8:5432", _rule("10.0.0.0/8", (5432,), "10.0.0.0/8")),
         ("db.internal@10.1.2.3", _rule("db.internal", WEB, "10.1.2.3/32")),
         ("db.internal@fd00::7", _rule("db.internal", WEB, "fd00::7/128")),
         ("*.corp.example@192.168.0.0/16", _rule("corp.example", WEB, "192.168.0.0/16", is_wildcard=True)),
@@ -639,3 +641,28 @@ def test_a_refusal_does_not_look_at_all_rules() -> None:
         .why
     )
     assert cost_s(1000) < 8 * cost_s(10)
+
+
+def test_a_network_allows_its_addresses_and_no_name() -> None:
+    """Neither a name that resolves into it, nor another port, nor a public network's neighbour."""
+    rules = _allowlist("93.184.216.0/24", "10.0.0.0/8:5432")
+    asked = [("93.184.216.34", 80), ("93.184.217.1", 80), ("93.184.216.34", 22), ("10.1.2.3", 5432), ("a.example", 80)]
+    assert [rules.decide(*one).is_allowed for one in asked] == [True, False, False, True, False]
+    decision = rules.decide("10.1.2.3", 5432)
+    assert not rules.decide_address(decision.rule, ip_address("10.1.2.3"))
+    assert not rules.knows("a.example")
+    for wrong in ("127.0.0.0/8", "169.254.0.0/16", "172.0.0.0/8", "fd00::/8"):
+        with pytest.raises(InvalidRequest):
+            parse_rule(wrong)
+
+
+def test_rules_that_are_replaced_keep_their_ports_alone() -> None:
+    """The mode and both lists are the new ones."""
+    rules = _open("a.example", deny=("b.example",), ports=(8080,)).replaced(mode="allowlist", allow=["c.example"])
+    assert rules.as_wire() == {
+        "mode": "allowlist",
+        "allow": ["c.example"],
+        "deny": [],
+        "ports": [8080],
+        "host_ports": [],
+    }

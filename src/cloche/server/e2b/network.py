@@ -71,8 +71,9 @@ def rules_of(network: Network | None, allow_internet_access: bool | None) -> Rul
     if ALL in networks or "*" in names:
         return Rules()
     if denies_all:
-        shown = [str(part) for network in networks for part in _one_kind(network)]
-        return Rules(mode="allowlist", allow=(*names, *shown))
+        parts = [part for network in networks for part in _one_kind(network)]
+        texts = [str(part.network_address if part.num_addresses == 1 else part) for part in parts]
+        return Rules(mode="allowlist", allow=(*names, *texts))
     return Rules(deny=tuple(str(part) for network in denied for part in without(network, networks)))
 
 
