@@ -4,16 +4,19 @@
 counts a body; `/ws` echoes frames of a web socket as they are; others answer with the head of the request.
 """
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import hashlib
 import struct
+from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
 
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
-async def echo_frames(reader, writer):
+async def echo_frames(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Echo each frame, unmasked; a ping as a pong. Ends after a close."""
     opcode = 0
     while opcode != 8:
@@ -27,14 +30,16 @@ async def echo_frames(reader, writer):
         data = await reader.readexactly(size)
         key = (mask * (size // 4 + 1))[:size]
         data = (int.from_bytes(data, "big") ^ int.from_bytes(key, "big")).to_bytes(size, "big")
-        length = bytes([size]) if size < 126 else b"\x7e" + struct.pack(">H", size)
-        length = length if size < 1 << 16 else b"\x7f" + struct.pack(">Q", size)
+        if size < 126:
+            length = bytes([size])
+        else:
+            length = b"\x7e" + struct.pack(">H", size) if size < 1 << 16 else b"\x7f" + struct.pack(">Q", size)
         opcode = head[0] & 15
         writer.write(bytes([(head[0] & 0xF0) | (10 if opcode == 9 else opcode)]) + length + data)
         await writer.drain()
 
 
-async def read_body(reader, headers):
+async def read_body(reader: asyncio.StreamReader, headers: Mapping[bytes, bytes]) -> int:
     """Return the size of a body."""
     if b"content-length" in headers:
         return len(await reader.readexactly(int(headers[b"content-length"])))
@@ -46,7 +51,7 @@ async def read_body(reader, headers):
     return total
 
 
-async def answer(reader, writer):
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer one request."""
     head = await reader.readuntil(b"\r\n\r\n")
     method, target, _ = head.split(b"\r\n")[0].split(b" ")
@@ -76,7 +81,7 @@ async def answer(reader, writer):
     await writer.drain()
 
 
-async def serve(reader, writer):
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Serve a connection."""
     try:
         await answer(reader, writer)
@@ -86,7 +91,7 @@ async def serve(reader, writer):
         writer.close()
 
 
-async def main():
+async def main() -> None:
     """Listen on port 8000."""
     async with await asyncio.start_server(serve, "127.0.0.1", 8000, limit=1 << 22) as server:
         await server.serve_forever()
