@@ -43,23 +43,24 @@ def keep_certificate(folder: str, host: str) -> tuple[str, str]:
     """
     path = os.path.join(folder, KEPT)
     try:
-        _check_private(folder)
+        check_private(folder)
         if not os.path.exists(path):
-            _write(path, _chain(host))
+            write_private(path, _chain(host))
         with open(path, "rb") as file:
             return path, _sha256(file.read())
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{escape_name(path)} cannot be used: {error}") from error
 
 
-def _check_private(folder: str) -> None:
+def check_private(folder: str) -> None:
+    """Make a folder for a key, or check the one that is there. Raises InvalidRequest, OSError."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     status = os.stat(folder)
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise InvalidRequest(f"{escape_name(folder)}: the folder of a key must be yours, with mode 0700")
 
 
-def _write(path: str, chain: bytes) -> None:
+def write_private(path: str, chain: bytes) -> None:
     """Write a new file, whole or not at all."""
     made = f"{path}.new"
     with suppress(FileNotFoundError):
