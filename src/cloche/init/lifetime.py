@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 
     from .loop import Host, Loop
 
-SIGCONT, SIGSTOP = 18, 19
+SIGKILL, SIGCONT, SIGSTOP = 9, 18, 19
+LATE_S = 2.0  # after which the process outside that should pause everything has failed to
 
 
 class Lifetime:
-    """End everything in time, or stop everything for a while; `is_busy` tells whether any request is open."""
+    """End everything in time, or stop everything for a while; `is_busy` tells whether any request is open.
 
-    def __init__(self, loop: Loop, host: Host, is_busy: Callable[[], bool]):
-        self.loop, self.host, self._is_busy = loop, host, is_busy
+    `pause_all` is called in place of the end where everything shall be paused then.
+    """
+
+    def __init__(self, loop: Loop, host: Host, is_busy: Callable[[], bool], pause_all: Callable[[], None]):
+        self.loop, self.host, self._is_busy, self._pause_all = loop, host, is_busy, pause_all
         self._idle_s: float | None = None
         self._busy_at = now()
 
@@ -36,7 +40,9 @@ class Lifetime:
         ends_in_s, idle_s = order.get("ends_in_s"), order.get("idle_s")
         self._idle_s = None if idle_s is None else float(idle_s)
         self.loop.cancel("end")
-        if ends_in_s is not None:
+        if ends_in_s is not None and order.get("pauses"):
+            self.loop.call_at("end", now() + float(ends_in_s) + LATE_S, self._pause_all)
+        elif ends_in_s is not None:
             self.loop.call_at("end", now() + float(ends_in_s), self.loop.stop)
         self.loop.cancel("idle")
         self._look_again()
@@ -62,6 +68,10 @@ class Lifetime:
         """Stop all processes, and the clocks of commands."""
         self.host.signal_others(SIGSTOP)
         self.loop.stop_clocks("clock")
+
+    def end_others(self) -> None:
+        """Kill all processes at once."""
+        self.host.signal_others(SIGKILL)
 
     def resume(self) -> None:
         """Let them go on."""

@@ -60,11 +60,12 @@ class Server:
         self.most_at_once = 0  # processes of the sandbox when there was no room for another one
         self.pausing: set[Process | _Refreshing] = set()  # operations for which everything else stands still
         self.is_held = False  # by the client, until it says so
+        self.is_late = False  # held by our clock, as no client did it in time
         self.is_stopping = False
         self.number = 0
         self.reaped_s = 0.0  # processor time of all that has ended
         self.is_greeted = self.is_busy = False
-        self.lifetime = Lifetime(self.loop, host, lambda: bool(self.processes or self.channels))
+        self.lifetime = Lifetime(self.loop, host, lambda: bool(self.processes or self.channels), self._pause_late)
         self.woken, self.wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
         _signal.signal(_signal.SIGCHLD, _nothing)
@@ -348,19 +349,37 @@ class Server:
                 self.loop.send(wire.data_frame(number, stream, bytes(outgoing.tail[-wire.MOST_DATA :])))
         self.close(number)
 
-    def _pause(self, number: int, _: dict[str, Any]) -> None:
-        self.is_held = True
+    def _pause(self, number: int, order: dict[str, Any]) -> None:
+        self.is_held, self.is_late = True, False
+        self._end_others(order)
         self._stop_others()
         self.close(number)
 
-    def _resume(self, number: int, _: dict[str, Any]) -> None:
-        self.is_held = False
+    def _pause_late(self) -> None:
+        self.is_held = self.is_late = True
+        self._stop_others()
+
+    def _resume(self, number: int, order: dict[str, Any]) -> None:
+        self._end_others(order)
+        self._let_go()
+        self.close(number)
+
+    def _let_go(self) -> None:
+        self.is_held = self.is_late = False
         if not self.pausing:
             self.lifetime.resume()
-        self.close(number)
+
+    def _end_others(self, order: dict[str, Any]) -> None:
+        """Without memory, end all processes, and those that wait to be started."""
+        if order.get("memory") is False:
+            for waiting in list(self.waiting.values()):
+                self.give_up(waiting, "the sandbox was paused without its processes", kind="paused")
+            self.lifetime.end_others()
 
     def _limits(self, number: int, order: dict[str, Any]) -> None:
         self.lifetime.limit(order)
+        if self.is_late:
+            self._let_go()
         self.close(number)
 
     def _stop(self, number: int, order: dict[str, Any]) -> None:

@@ -44,8 +44,10 @@ the connection. `Credit` counts both directions.
 - `clock`: one event `clock` with `ns`, the time that a file gets which changes now, and none that has changed before.
 - `output`: the last unread bytes of a process, by `id`, on its streams 1 and 2; they are kept.
 - `pause`: stop all processes and the clocks of commands; no process is started until `resume`. Both answer by CLOSE.
-- `limits`: `ends_in_s`, after which all ends, even with clients; `idle_s`, after which it ends if no process but init
-  has lived and no frame has come. Null means no limit. They replace earlier ones, and count on CLOCK_BOOTTIME.
+  With `memory` false, either ends all processes first.
+- `limits`: `ends_in_s`, after which all ends, even with clients, or with `pauses` is paused a little later, until the
+  next `limits` or `resume`; `idle_s`, after which it ends if no process but init has lived and no frame has come. Null
+  means no limit. They replace earlier ones, and count on CLOCK_BOOTTIME.
 - `stop`: SIGTERM to all processes, paused ones too; no process is started from then on. CLOSE comes when all have
   ended, after `grace_s` at the latest.
 - `end`: kill everything. The sandbox is over when the connection closes.
@@ -55,10 +57,15 @@ numbers of channels, from 1 to 65,535. A client that breaks the protocol loses i
 Its HELLO is that of the sandbox with `keeper` beside: `name`, `boot` (the id of the host's boot). That of a client may
 have `"is_visit": true`: the client does not count for keeping the sandbox alive. When a client goes, its channels are
 closed. The keeper answers some operations itself; their OPEN is short and has `op` as the first member, without spaces:
-`pause` and `resume` as above; `end`, when nothing is left; `keep`: `keep_s`, the time without a client after which all
-ends; `linger`: while its channel is open, SIGTERM and `end` wait until the client has closed it, at most `linger_s`;
+`pause` and `resume` as above, which also stop and start the clock of the lifetime; `lifetime`: `left_s` from now on,
+with `only_extends` unless more is left; `at_end`, one of `end`, `pause` and `pause-files` (without the processes); with
+`resumes` it ends a pause, too; `watch`: an event `life` now and at each change of these, until the channel is closed;
+all but it answer with an event `info`; `end`, when nothing is left; `own`: `owner_s`, the time without a sign of its
+owner and any client after which all ends; `keep`: `keep_s`, the time without a client after which all ends;
+`linger`: while its channel is open, SIGTERM and `end` wait until the client has closed it, at most `linger_s`;
 it gets an event `ending` then; `info`: one event `info` with `name`, `pid`, `clients`, `is_paused`, `paused_s` (in
-all), `age_s`, `keep_s`, `lifetime_s`, `idle_s`, `left_s` (of the lifetime) and `without_client_s`.
+all), `has_memory` (whether the processes of before a pause go on after it), `age_s`, `keep_s`, `lifetime_s`, `idle_s`,
+`left_s` (of the lifetime), `at_end` and `without_client_s`.
 
 All frames of a sandbox may be forged by a guest where the guest could have caused them. Clients read them with
 `decode_object`, bounded.

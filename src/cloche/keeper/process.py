@@ -15,10 +15,12 @@ import os
 import time
 
 from . import plain_json, relay
+from .life import AT_END, ENDS, KEEPS_FILES, Life
 from .relay import POLLIN, Client, FrameRelay, awake, now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _signal: Any = __import__("_signal")
@@ -43,14 +45,14 @@ class Keeper:
     def __init__(self, order: dict[str, Any], fds: dict[str, int], wire: Any, json: Any):  # noqa: ANN401 - modules
         self.json, self.fds = json, fds
         self.said, self.groups = order["said"], order.get("groups") or []
+        self.watching: set[tuple[Client, int]] = set()  # channels on which clients hear of changes of the life
+        self.is_paused = False  # as init has confirmed it
         self._begin(order)
-        self.is_paused = False
-        self.paused_s, self.paused_at = 0.0, 0.0  # before the last pause began, and when that was
         self.ending: tuple[Client, int] | None = None  # the client that requested the end
         self.lingering: dict[tuple[Client, int], float] = {}  # channels of clients that end first, and for how long
         self.had_clients = False
         self.opener = 0  # the number of the first client
-        self.told: float | None = -1.0
+        self.told: tuple[object, ...] = ()
         self.relay = FrameRelay(wire, json, fds["init"], fds["listening"], self)
         helper, network = fds.get("helper", -1), fds.get("network", -1)
         if helper >= 0:
@@ -65,11 +67,11 @@ class Keeper:
         """Have the name and the times of an order from now on."""
         self.name = order["name"]
         self.keep_s: float | None = order["keep_s"]  # None: it ends with the client that opened it
-        self.lifetime_s: float | None = order["lifetime_s"]
+        self.life = Life(now(), order["lifetime_s"], order.get("at_end", ENDS))
         self.idle_s: float | None = order["idle_s"]
         self.owner_s: float | None = order.get("owner_s")  # how long it goes on without its owner and any client
         self.owned_at = awake()
-        self.began_at = self.left_at = now()
+        self.left_at = now()
 
     # What the relay asks for.
 
@@ -93,17 +95,25 @@ class Keeper:
         return sum(client.counts for client in self.relay.clients.values())
 
     def _set_clock(self) -> None:
-        """Set the deadline of the sandbox, here and in init."""
-        ends = [] if self.lifetime_s is None else [self.began_at + self.lifetime_s]
-        if not self.had_clients:
+        """Set the deadline of the sandbox, here and in init. In a pause there is none."""
+        ends = [] if self.life.ends_at is None else [self.life.ends_at]
+        if not self.had_clients and not self.life.is_paused:
             keep_s = self.keep_s or 0.0
             ends.append(self.left_at + (keep_s if self.opener else max(keep_s, FIRST_S)))
-        self.relay.deadline = min(ends, default=None)
+        deadline = self.relay.deadline = min(ends, default=None)
         self._await_owner()
-        if self.relay.deadline != self.told:
-            self.told = self.relay.deadline
-            seconds_left = None if self.told is None else max(0.0, self.told - now())
-            self.relay.ask_init(lambda _: None, "limits", ends_in_s=seconds_left, idle_s=self.idle_s)
+        idle_s, pauses = None if self.life.is_paused else self.idle_s, self.life.at_end != ENDS
+        if self.told != (deadline, idle_s, pauses):
+            self.told = deadline, idle_s, pauses
+            seconds_left = None if deadline is None else max(0.0, deadline - now())
+            self.relay.ask_init(lambda _: None, "limits", ends_in_s=seconds_left, idle_s=idle_s, pauses=pauses)
+
+    def note_deadline(self) -> None:
+        """End the sandbox, whose time is over, or pause it."""
+        if self.life.at_end == ENDS:
+            self.relay.ended = "its lifetime is over"
+        else:
+            self._halt(lambda _: None, memory=self.life.at_end != KEEPS_FILES)
 
     def _await_owner(self) -> None:
         """Set the time at which the sandbox ends unless its owner reports before then. Init does not know about it."""
@@ -130,8 +140,14 @@ class Keeper:
             self._let_in(client, channel)
         elif op == "adopt":
             self._adopt(client, channel, body)
+        elif op == "watch":
+            self.watching.add((client, channel))
+            self.relay.event(client, channel, event="life", **self._info())
+        elif op == "lifetime":
+            self._renew(client, channel, body)
         else:
-            self._pause(client, channel, op)
+            change = self._halt if op == "pause" else self._go_on
+            change(self._closing(client, channel), memory=self.json.read(body).get("memory") is not False)
 
     def _keep(self, client: Client, channel: int, body: bytes) -> None:
         if (keep_s := self._read_time(client, channel, body, "keep_s")) is not None:
@@ -155,6 +171,7 @@ class Keeper:
         if (owner_s := self._read_time(client, channel, body, "owner_s")) is not None:
             self.owner_s, self.owned_at = owner_s, awake()
             self._await_owner()
+            self.relay.event(client, channel, event="info", **self._info())
             self.relay.close(client, channel)
 
     def _adopt(self, client: Client, channel: int, body: bytes) -> None:
@@ -171,7 +188,7 @@ class Keeper:
             return
         _unlink(self.name + SUFFIXES[1], folder)
         self._begin(order)
-        self.told = -1.0
+        self.told = ()
         self._set_clock()
         self.relay.close(client, channel)
 
@@ -200,32 +217,78 @@ class Keeper:
             ours.close()
             theirs.close()
 
-    def _pause(self, client: Client, channel: int, op: str) -> None:
-        def take(message: dict[str, Any]) -> None:
+    def _renew(self, client: Client, channel: int, body: bytes) -> None:
+        """Set the time that is left, what happens at its end, or both; with `resumes`, end a pause as well."""
+        order = self.json.read(body)
+        left_s, at_end = order.get("left_s"), order.get("at_end", self.life.at_end)
+        if at_end not in AT_END:
+            self.relay.close(client, channel, kind="unknown", message=f"at_end is none of {', '.join(AT_END)}")
+            return
+        if left_s is not None:
+            left_s = self._read_time(client, channel, body, "left_s")
+            if left_s is None:
+                return
+            self.life.renew(now(), left_s, only_extends=order.get("only_extends") is True)
+        self.life.at_end = at_end
+        was_paused = self.life.is_paused
+        if was_paused and order.get("resumes") is True:
+            memory = order.get("memory") is not False
+            self._go_on(self._closing(client, channel, was_paused=was_paused), memory=memory)
+        else:
+            self._note_life()
+            self._closing(client, channel, was_paused=was_paused)({})
+
+    def _closing(self, client: Client, channel: int, **more: Any) -> Callable[[dict[str, Any]], None]:
+        """Return a function that answers an operation on the life, when init has answered."""
+
+        def close(message: dict[str, Any]) -> None:
             error = message.get("error")
             if not error:
-                self._note_pause(is_paused=op == "pause")
+                self.relay.event(client, channel, event="info", **self._info(), **more)
             self.relay.close(client, channel, **(error if isinstance(error, dict) else {}))
 
-        self.relay.ask_init(take, op)
+        return close
 
-    def _note_pause(self, *, is_paused: bool) -> None:
-        if is_paused and not self.is_paused:
-            self.paused_at = now()
-        elif self.is_paused and not is_paused:
-            self.paused_s += now() - self.paused_at
-        self.is_paused = is_paused
+    def _halt(self, take: Callable[[dict[str, Any]], None], *, memory: bool) -> None:
+        """Stop all processes and the clock of the life; without `memory`, end the processes."""
+        self.life.pause(now(), has_memory=memory)
+        self._set_clock()
+        self._have_init("pause", take, is_paused=True, memory=memory)
+
+    def _go_on(self, take: Callable[[dict[str, Any]], None], *, memory: bool) -> None:
+        """Let the processes and the clock go on; without `memory`, end the processes first."""
+        self.life.resume(now())
+        self.left_at = now()
+        self._set_clock()
+        self._have_init("resume", take, is_paused=False, memory=memory)
+
+    def _have_init(self, op: str, take: Callable[[dict[str, Any]], None], *, is_paused: bool, memory: bool) -> None:
+        def note(message: dict[str, Any]) -> None:
+            if not message.get("error"):
+                self.is_paused = is_paused
+            elif is_paused:
+                self.life.resume(now())
+            self._note_life()
+            take(message)
+
+        self.relay.ask_init(note, op, **({} if memory else {"memory": False}))
+
+    def _note_life(self) -> None:
+        """Set the clocks after a change of the life, and tell the clients that watch it."""
+        self._set_clock()
+        self.watching = {(client, channel) for client, channel in self.watching if channel in client.channels}
+        for client, channel in self.watching:
+            self.relay.event(client, channel, event="life", **self._info())
 
     def _info(self) -> dict[str, Any]:
-        moment = now()
-        paused_s = self.paused_s + (moment - self.paused_at if self.is_paused else 0.0)
+        moment, life = now(), self.life
         return {
             "name": self.name, "clients": self._clients(), "is_paused": self.is_paused, "pid": os.getpid(),
-            "paused_s": paused_s,
-            "age_s": moment - self.began_at, "keep_s": self.keep_s, "lifetime_s": self.lifetime_s,
+            "paused_s": life.all_paused_s(moment), "has_memory": life.has_memory,
+            "age_s": moment - life.began_at, "keep_s": self.keep_s, "lifetime_s": life.lifetime_s,
             "idle_s": self.idle_s, "owner_s": self.owner_s,
             "without_client_s": 0.0 if self.had_clients else moment - self.left_at,
-            "left_s": None if self.lifetime_s is None else max(0.0, self.began_at + self.lifetime_s - moment),
+            "left_s": life.left_s(moment), "at_end": life.at_end,
         }  # fmt: skip
 
     def _hear_network(self, _: int) -> None:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
             """Handle that clients have come or gone."""
             ...
 
+        def note_deadline(self) -> None:
+            """Handle that the deadline is over, and set another one or `ended`."""
+            ...
+
         def greeting(self) -> dict[str, Any]:
             """Return the keeper's part of the greeting to a client."""
             ...
@@ -45,7 +49,7 @@ MOST_NUMBER = (1 << 16) - 1
 MOST_OWN_BODY = 4096  # of an operation of the keeper's own
 GREETING_S = 10.0  # for a client to send HELLO
 LONGEST_WAIT_S = 60.0  # in one call: poll's clock stands still while the machine sleeps, and `now` does not
-OWN = ("info", "keep", "own", "pause", "resume", "end", "network", "linger", "adopt")
+OWN = ("info", "keep", "own", "pause", "resume", "lifetime", "watch", "end", "network", "linger", "adopt")
 OP = b'{"op":"'
 
 
@@ -208,7 +212,7 @@ class FrameRelay:
     def _check_time(self) -> None:
         moment = now()
         if self.deadline is not None and moment >= self.deadline:
-            self.ended = "its lifetime is over"
+            self.owner.note_deadline()
         if self.deserted_at is not None and awake() >= self.deserted_at:
             self.ended = "its service has not come back"
         if self.linger is not None and (moment >= self.linger[0] or self.linger[1]()):
@@ -311,8 +315,9 @@ class FrameRelay:
             self.to_client(client, self.wire.frame(self.wire.CLOSE, channel, body))
 
     def event(self, client: Client, channel: int, **body: Any) -> None:  # noqa: ANN401 - any JSON
-        """Send an event of one of the keeper's operations."""
-        self.to_client(client, self.wire.frame(self.wire.EVENT, channel, self.json.write(body)))
+        """Send an event of one of the keeper's operations, unless its channel is closed."""
+        if channel in client.channels:
+            self.to_client(client, self.wire.frame(self.wire.EVENT, channel, self.json.write(body)))
 
     def to_client(self, client: Client, data: bytes) -> None:
         """Send to a client; disconnect it if its buffer exceeds the bound."""

@@ -322,15 +322,20 @@ def test_without_its_owner_it_ends_unless_somebody_is_in_it(tmp_path: Path, monk
     scene.close()
 
 
+def asked(scene: Scene) -> list[tuple[int, dict[str, object]]]:
+    """Return the keeper's own orders to init, by channel, but those of its clocks."""
+    scene.pump()
+    orders = [(channel, json.loads(body)) for kind, channel, body in scene.init.take() or () if kind == wire.OPEN]
+    return [(channel, order) for channel, order in orders if order["op"] != "limits"]
+
+
 def test_pausing_is_done_by_init_whose_answer_is_passed_on(scene: Scene) -> None:
     """The keeper believes that it is paused when init says so, not before."""
     client = scene.client()
     client.take()
-    scene.init.take()
     client.send(open_frame(1, op="pause"), open_frame(2, op="resume"))
-    scene.pump()
-    (_, first, body), (_, second, _) = scene.init.take() or ()
-    assert json.loads(body) == {"op": "pause"}
+    (first, pause), (second, _) = asked(scene)
+    assert pause == {"op": "pause"}
     assert not scene.keeper.is_paused
     scene.init.send(wire.json_frame(wire.CLOSE, first))
     scene.pump()
@@ -338,7 +343,81 @@ def test_pausing_is_done_by_init_whose_answer_is_passed_on(scene: Scene) -> None
     scene.init.send(wire.json_frame(wire.CLOSE, second, error={"kind": "os", "message": "m"}))
     scene.pump()
     assert scene.keeper.is_paused
-    assert client.take() == [(wire.CLOSE, 1, b"{}"), (wire.CLOSE, 2, b'{"error":{"kind":"os","message":"m"}}')]
+    _, closed, refused = client.take() or ()
+    assert (closed, refused) == ((wire.CLOSE, 1, b"{}"), (wire.CLOSE, 2, b'{"error":{"kind":"os","message":"m"}}'))
+
+
+def test_the_life_stands_still_in_a_pause_and_what_happens_at_its_end_stays_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is paused at its end, each time; a time that is set counts from then on; only an extension never shortens."""
+    moment = 1000.0
+    for module in (relay, process):
+        monkeypatch.setattr(module, "now", lambda: moment)
+    scene = Scene(tmp_path, lifetime_s=100.0, at_end="pause")
+    client, number = scene.client(), 0
+    client.send(open_frame(500, op="watch"))
+
+    def do(op: str, **order: object) -> dict[str, object]:
+        nonlocal number
+        number += 1
+        client.take()
+        client.send(open_frame(number, op=op, **order))
+        for channel, _ in asked(scene):
+            scene.init.send(wire.json_frame(wire.CLOSE, channel))
+        scene.pump()
+        events = [json.loads(body) for kind, _, body in client.take() or () if kind == wire.EVENT]
+        return next(event for event in events if event["event"] == "info")
+
+    def end() -> list[dict[str, object]]:
+        client.take()
+        scene.relay._check_time()
+        orders = asked(scene)
+        for channel, _ in orders:
+            scene.init.send(wire.json_frame(wire.CLOSE, channel))
+        scene.pump()
+        assert b"life" in (client.take() or ())[-1][2]  # those that watch hear of it
+        return [order for _, order in orders]
+
+    assert do("lifetime", left_s=50, only_extends=True)["left_s"] == 100
+    assert do("lifetime", left_s=50)["left_s"] == 50
+    moment += 20
+    assert do("pause")["left_s"] == 30
+    moment += 10_000
+    assert (scene.relay.deadline, scene.relay.ended, do("info")["left_s"]) == (None, "", 30)
+    assert do("resume")["left_s"] == 30
+    moment += 30
+    assert end() == [{"op": "pause"}]
+    assert do("info")["left_s"] == 0
+    answer = do("lifetime", left_s=60, only_extends=True, resumes=True)
+    assert (answer["was_paused"], answer["is_paused"], answer["left_s"]) == (True, False, 60)
+    moment += 60
+    assert end() == [{"op": "pause"}]
+    assert do("resume")["left_s"] == 60  # the whole time again
+    assert do("lifetime", at_end="pause-files", left_s=0)["left_s"] == 0
+    assert end() == [{"op": "pause", "memory": False}]
+    assert do("info")["has_memory"] is False
+    scene.close()
+
+
+def test_a_sandbox_that_is_resumed_while_its_time_ends_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause at the end is sent before the resume, whose time counts: none of a later pause is on its way."""
+    moment = 1000.0
+    for module in (relay, process):
+        monkeypatch.setattr(module, "now", lambda: moment)
+    scene = Scene(tmp_path, lifetime_s=100.0, at_end="pause")
+    client = scene.client()
+    moment += 100
+    scene.relay._check_time()
+    client.send(open_frame(1, op="lifetime", left_s=60, only_extends=True, resumes=True))
+    orders = asked(scene)
+    assert [order["op"] for _, order in orders] == ["pause", "resume"]
+    for channel, _ in orders:
+        scene.init.send(wire.json_frame(wire.CLOSE, channel))
+    scene.pump()
+    scene.relay._check_time()
+    assert (scene.keeper.is_paused, scene.relay.deadline, asked(scene)) == (False, moment + 60, [])
+    scene.close()
 
 
 @pytest.mark.parametrize("end", ["gone", "broken"])
