@@ -263,6 +263,7 @@ class Sandbox:
         keep: Duration | None = None,
         lifetime: Duration | None = None,
         idle: Duration | None = None,
+        at_end: str | None = None,
         workspace: str | os.PathLike[str] | None = None,
         workspace_at: str | None = None,
         workspace_disk: int | str | None = None,
@@ -274,10 +275,10 @@ class Sandbox:
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._sandbox = AsyncSandbox(
-            env=env, files=files, live=live, name=name, keep=keep, lifetime=lifetime, idle=idle, workspace=workspace,
-            workspace_at=workspace_at, workspace_disk=workspace_disk, workspace_hide=workspace_hide,
-            workspace_read=workspace_read, tools=tools, tool_limits=tool_limits, approve=approve,
-            **options,
+            env=env, files=files, live=live, name=name, keep=keep, lifetime=lifetime, idle=idle, at_end=at_end,
+            workspace=workspace, workspace_at=workspace_at, workspace_disk=workspace_disk,
+            workspace_hide=workspace_hide, workspace_read=workspace_read, tools=tools, tool_limits=tool_limits,
+            approve=approve, **options,
         )  # fmt: skip
         self._pid = os.getpid()
 
@@ -406,6 +407,7 @@ class Sandbox:
     pause = _method(AsyncSandbox.pause, "_sandbox")
     resume = _method(AsyncSandbox.resume, "_sandbox")
     keep = _method(AsyncSandbox.keep, "_sandbox")
+    set_lifetime = _method(AsyncSandbox.set_lifetime, "_sandbox")
     diff = _method(AsyncSandbox.diff, "_sandbox")
     changes = _method(AsyncSandbox.changes, "_sandbox")
     commit = _method(AsyncSandbox.commit, "_sandbox")

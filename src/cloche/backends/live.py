@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +167,13 @@ class LiveSandbox(LiveFiles):
         with contextlib.suppress(ClocheError):
             return number_of((await self.ask("info")).get("paused_s"))
         return 0.0
+
+    async def life_events(self) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield what its keeper says of its time and pauses, now and at each change, until the connection ends."""
+        channel = (await self.connected()).open("watch")
+        with contextlib.suppress(OperationFailed, OutcomeUnknown):
+            while True:
+                yield await channel.event()
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""

@@ -58,6 +58,12 @@ _force = flag(
 )
 _call_timeout = option("--timeout", metavar="TIME", help="Time limit: 30, or 5m. Default: no limit while data flows.")
 _command = argument("words", nargs=-1, required=True, metavar="COMMAND", help="The program to run, and its arguments.")
+_at_end = option(
+    "--at-end",
+    metavar="WHAT",
+    help="What happens when its time is over: end, pause, or pause-files (no processes).",
+)
+_no_memory = flag("--no-memory", help="End all processes; it goes on with its files.")
 _id = argument("process", metavar="ID", help="A process's id, from `cloche sandbox ps`.")
 
 
@@ -66,19 +72,23 @@ _id = argument("process", metavar="ID", help="A process's id, from `cloche sandb
 @option("--keep", metavar="TIME", default=KEEP, help="How long it lives without a client.")
 @option("--lifetime", metavar="TIME", help="How long it lives in total. Default: 24h.")
 @option("--idle", metavar="TIME", help="End it after this time without a process or call.")
+@_at_end
 @option("--file", metavar="SRC[:DST]", multiple=True, help="Copy a file or directory in. Repeatable.")
 @sandbox_options()
 @users_option()
 @folder_options()
 def _create(
-    name: str, keep: str, lifetime: str | None, idle: str | None, file: tuple[str, ...], options: SandboxOptions
-) -> int:
+    name: str, keep: str, lifetime: str | None, idle: str | None, at_end: str | None, file: tuple[str, ...],
+    options: SandboxOptions,
+) -> int:  # fmt: skip
     """Open a named sandbox. --timeout is the time limit of each command in it."""
     from cloche.sync import Sandbox
 
     with (
         showing_progress(),
-        Sandbox(name=name, keep=keep, lifetime=lifetime, idle=idle, files=read_files(file), **options) as sandbox,
+        Sandbox(
+            name=name, keep=keep, lifetime=lifetime, idle=idle, at_end=at_end, files=read_files(file), **options
+        ) as sandbox,
     ):
         tell_folder(sandbox.notes)
     print(name)
@@ -332,17 +342,33 @@ def _install(name: str, packages: tuple[str, ...]) -> int:
 
 @sandboxes.command("pause")
 @_name
-def _pause(name: str) -> int:
-    """Stop all processes of a sandbox; its lifetime goes on."""
-    visit(name, "pause")
+@_no_memory
+def _pause(name: str, no_memory: bool) -> int:
+    """Stop all processes of a sandbox, and its clocks: it does not end by time until it is resumed."""
+    visit(name, "pause", memory=not no_memory)
     return 0
 
 
 @sandboxes.command("resume")
 @_name
-def _resume(name: str) -> int:
-    """Continue the processes of a paused sandbox."""
-    visit(name, "resume")
+@_no_memory
+def _resume(name: str, no_memory: bool) -> int:
+    """Continue the processes of a paused sandbox, and its clocks."""
+    visit(name, "resume", memory=not no_memory)
+    return 0
+
+
+@sandboxes.command("lifetime")
+@_name
+@argument("time", metavar="TIME", help="The time that it has left from now on: 90, or 30m.")
+@_at_end
+def _lifetime(name: str, time: str, at_end: str | None) -> int:
+    """Set how long a sandbox goes on from now on, and what happens then."""
+    from cloche.core.limits import parse_duration
+    from cloche.keeper.attach import check_at_end
+
+    at_end_order = {} if at_end is None else {"at_end": check_at_end(at_end)}
+    visit(name, "lifetime", left_s=parse_duration(time, name="TIME"), **at_end_order)
     return 0
 
 

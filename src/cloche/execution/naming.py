@@ -32,12 +32,13 @@ _PACKAGES = ("cloche", "platformdirs")  # imported by that process
 
 
 def read_terms(
-    name: str | None, keep: Duration | None, lifetime: Duration | None, idle: Duration | None
-) -> Terms | None:
+    name: str | None, keep: Duration | None, lifetime: Duration | None, idle: Duration | None,
+    at_end: str | None = None,
+) -> Terms | None:  # fmt: skip
     """Read the arguments of a sandbox with a name; None if it has none. Raises InvalidRequest."""
     if name is not None:
-        return attach.read_terms(name, keep=keep, lifetime=lifetime, idle=idle)
-    for argument, value in (("keep", keep), ("lifetime", lifetime), ("idle", idle)):
+        return attach.read_terms(name, keep=keep, lifetime=lifetime, idle=idle, at_end=at_end)
+    for argument, value in (("keep", keep), ("lifetime", lifetime), ("idle", idle), ("at_end", at_end)):
         if value is not None:
             raise InvalidRequest(f"{argument} needs a sandbox with a name; give it one: name=...")
     return None
@@ -132,16 +133,34 @@ class NameOperations(LiveOperations):
         """End the sandbox for all clients, and wait until it is gone; its name is then free."""
         await self._require_live("kill").kill()
 
-    async def pause(self) -> None:
-        """Freeze all its processes and the clocks of their time-outs; nothing can be started until `resume`.
+    async def pause(self, *, memory: bool = True) -> None:
+        """Freeze all its processes and its clocks: time-outs, `keep` and the lifetime. Nothing starts until `resume`.
 
-        Its lifetime continues to run. `resume` also continues a process that had stopped itself.
+        With `memory=False` all processes are ended, and the files alone are kept. A paused sandbox has no bound of
+        time, and its memory stays in use. `resume` also continues a process that had stopped itself.
         """
-        await self._require_live("pause").ask("pause")
+        await self._require_live("pause").ask("pause", **({} if memory else {"memory": False}))
 
-    async def resume(self) -> None:
-        """Continue all its processes."""
-        await self._require_live("resume").ask("resume")
+    async def resume(self, *, memory: bool = True) -> None:
+        """Continue all its processes; with `memory=False` they are ended instead, and it goes on with its files.
+
+        The lifetime goes on, too. One that was over, so that the sandbox was paused, begins anew with its whole length.
+        """
+        await self._require_live("resume").ask("resume", **({} if memory else {"memory": False}))
+
+    async def set_lifetime(
+        self, time: Duration | None = None, *, at_end: str | None = None, only_extends: bool = False
+    ) -> float | None:
+        """Set the lifetime of a sandbox with a name to end in so many seconds, or what happens then, or both.
+
+        With `only_extends` an end that is later stays. `at_end` is `end`, `pause`, or `pause-files` (without
+        processes). Return the seconds that are left, None for no bound.
+        """
+        order: dict[str, Any] = {} if time is None else {"left_s": parse_duration(time, name="lifetime")}
+        order |= {} if at_end is None else {"at_end": attach.check_at_end(at_end)}
+        answer = await self._require_live("set_lifetime").ask("lifetime", only_extends=only_extends, **order)
+        left_s: float | None = answer.get("left_s")
+        return left_s
 
     async def logs(self, id: str) -> tuple[bytes, bytes]:  # noqa: A002 - named like the process's property
         """Return the last unread output of a process, standard output and standard error, without consuming it."""

@@ -371,6 +371,7 @@ class AsyncSandbox(
     A live sandbox of backend `local` may have a `name`, unique per user, by which other processes enter it with
     `attach`. With `keep`, a separate process holds it, and neither leaving the block nor the death of this process ends
     it. It ends by `kill`, or by time: `keep` after its last client; `lifetime` in all (24 h); `idle` without a call.
+    With `at_end="pause"` it is paused when one of the first two is over, with `"pause-files"` without its processes.
 
     With `workspace`, the path of a folder of this machine, the sandbox works in a view of that folder, at its own path
     or at `workspace_at`; /workspace is a link to it. Changes go to a layer of `workspace_disk` bytes (2 GiB): `diff`
@@ -388,6 +389,7 @@ class AsyncSandbox(
         keep: Duration | None = None,
         lifetime: Duration | None = None,
         idle: Duration | None = None,
+        at_end: str | None = None,
         workspace: str | PathLike[str] | None = None,
         workspace_at: str | None = None,
         workspace_disk: int | str | None = None,
@@ -401,7 +403,7 @@ class AsyncSandbox(
         self._options = options
         self._folder_options = read_folder(workspace, workspace_at, workspace_disk, workspace_hide, workspace_read)
         self._folder: OpenFolder | None = None
-        self._terms = read_terms(name, keep, lifetime, idle)
+        self._terms = read_terms(name, keep, lifetime, idle, at_end)
         self._existing: Kept | None = None  # the kept sandbox that it attaches to
         self._env = read_env(env)
         self._files = files

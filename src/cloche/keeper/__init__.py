@@ -5,9 +5,9 @@ gives them away. Output: a Unix socket in a private folder, at which clients spe
 beside it a lock, and a file that describes the sandbox.
 
 `process` is the keeper: a fresh interpreter from the archive of helpers, with the descriptors, time limits and end of
-the sandbox. `life` counts its time. `relay` is its loop between one init and many clients. `plain_json` is JSON for processes that must start
-fast. `registry` manages the folder of names, locks and sockets for callers. `attach` starts a keeper, connects to one,
-and queries it without an event loop.
+the sandbox. `life` counts its time. `relay` is its loop between one init and many clients. `plain_json` is JSON for
+processes that must start fast. `registry` manages the folder of names, locks and sockets for callers. `attach` starts a
+keeper, connects to one, and queries it without an event loop.
 
 Constraints: `process` and `relay` import only these four modules, small parts of the standard library, and the wire's
 codec (by `load`), since two hundred keepers may run at once. `registry` and `attach` are not in the archive. A keeper

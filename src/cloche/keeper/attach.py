@@ -29,6 +29,7 @@ from cloche.init import wire
 from cloche.jail.setup.launch import start_keeper
 
 from . import registry
+from .life import AT_END, ENDS
 
 if TYPE_CHECKING:
     from cloche.core.secrets import GivenSecrets, HeldSecrets
@@ -45,23 +46,34 @@ class Terms:
     """The name under which a sandbox is kept, and for how long: `keep_s` without a client, `lifetime_s` in total.
 
     Without `keep_s` it ends with the client that opened it. `idle_s` bounds the time without a process and a call; None
-    means no bound.
+    means no bound. `at_end` is what happens when one of the first two is over: see `life.AT_END`.
     """
 
     name: str
     keep_s: float | None = None
     lifetime_s: float = LIFETIME_S
     idle_s: float | None = None
+    at_end: str = ENDS
 
 
-def read_terms(name: object, *, keep: object = None, lifetime: object = None, idle: object = None) -> Terms:
+def read_terms(
+    name: object, *, keep: object = None, lifetime: object = None, idle: object = None, at_end: object = None
+) -> Terms:
     """Return a caller's values as terms. Raises InvalidRequest."""
     return Terms(
         name=registry.check_name(name),
         keep_s=None if keep is None else parse_duration(keep, name="keep"),
         lifetime_s=LIFETIME_S if lifetime is None else parse_duration(lifetime, name="lifetime"),
         idle_s=None if idle is None else parse_duration(idle, name="idle"),
+        at_end=ENDS if at_end is None else check_at_end(at_end),
     )
+
+
+def check_at_end(value: object) -> str:
+    """Return what happens at the end of a life. Raises InvalidRequest."""
+    if value not in AT_END:
+        raise InvalidRequest(f"at_end: {value!r} is not valid; give {', '.join(AT_END[:-1])} or {AT_END[-1]}")
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +180,7 @@ class KeeperClaim:
         terms = self._terms
         return {
             "name": terms.name, "keep_s": terms.keep_s, "lifetime_s": terms.lifetime_s, "idle_s": terms.idle_s,
-            "owner_s": None if self._owner is None else self._owner.absent_s,
+            "at_end": terms.at_end, "owner_s": None if self._owner is None else self._owner.absent_s,
         }  # fmt: skip
 
     def _described(self, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The life of a kept sandbox: how much time is left, what happens when it is over, and pauses, in which it stands still.
+"""The life of a sandbox: how much time is left, what happens when it is over, and pauses, in which it stands still.
 
 Pure: each call is given the time, and nothing happens here.
 """

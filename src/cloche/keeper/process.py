@@ -238,7 +238,7 @@ class Keeper:
             self._note_life()
             self._closing(client, channel, was_paused=was_paused)({})
 
-    def _closing(self, client: Client, channel: int, **more: Any) -> Callable[[dict[str, Any]], None]:
+    def _closing(self, client: Client, channel: int, **more: bool) -> Callable[[dict[str, Any]], None]:
         """Return a function that answers an operation on the life, when init has answered."""
 
         def close(message: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from cloche.core.errors import ClocheError, InvalidRequest, NotFound, OutcomeUnknown
@@ -18,12 +18,13 @@ from cloche.core.record import dataclass
 from cloche.core.request import InputFile
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.fleets.placing import NOTHING, ResourceSize
+from cloche.keeper.life import KEEPS_FILES
 from cloche.records.ids import new_id, now
 from cloche.wire.attachments import Attachment
-from cloche.wire.held import Terms, as_info, needs_worker, open_held, until_over
+from cloche.wire.held import Terms, as_info, change_held, held_attachment, needs_worker, open_held, until_over
 from cloche.wire.places import Places
 from cloche.wire.problems import Refused
-from cloche.wire.sandboxes import ENDED, RUNNING, read_labels, read_states
+from cloche.wire.sandboxes import ENDED, PAUSED, RUNNING, read_labels, read_states
 from cloche.wire.shares import Shares
 from cloche.wire.work import Listing
 
@@ -94,7 +95,7 @@ class NodeSandboxes:
             facts = _facts_of(sandbox, lease, document)
             held = LeasedSandbox(
                 lease=lease, size=size, terms=terms, facts=facts,
-                attachment=Attachment(id=facts["id"], sandbox=sandbox, is_held=True),
+                attachment=held_attachment(facts["id"], sandbox, terms),
             )  # fmt: skip
             held.attachment.check_apart = lambda count: self.amounts.check(lease, size.times(count))
             self._open[facts["id"]] = held
@@ -124,7 +125,8 @@ class NodeSandboxes:
             give_back()
 
     async def _attend(self, held: LeasedSandbox) -> None:
-        await until_over(held.attachment, held.terms)
+        memory = held.terms.at_end != KEEPS_FILES
+        await until_over(held.attachment, held.terms, partial(self.change, held.attachment, "pause", memory=memory))
         await self._end(held)
 
     @asynccontextmanager
@@ -163,12 +165,14 @@ class NodeSandboxes:
         held = self._find(sandbox_id, project)
         if held is None:
             return dict(self._facts_of_ended(sandbox_id, project) or {})
-        return {**held.facts, **as_info(held.attachment, held.terms)}
+        return {**held.facts, **as_info(held.attachment)}
 
-    async def note(self, sandbox_id: str, status: str) -> None:
-        """Note that a sandbox is running or paused."""
-        if (held := self._open.get(sandbox_id)) is not None:
-            held.facts["state"] = status
+    async def change(self, held: Attachment, op: str, **order: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+        """Do an operation of a keeper on a sandbox, and return what it answers."""
+        info = await change_held(held, op, **order)
+        if (leased := self._open.get(held.id)) is not None:
+            leased.facts |= {"state": PAUSED if info["is_paused"] else RUNNING, "atEnd": info["at_end"]}
+        return info
 
     def list(self, listing: Listing, lease: str) -> dict[str, Any]:
         """Return the sandboxes of a lease, the newest first. Raises InvalidRequest."""

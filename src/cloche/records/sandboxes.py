@@ -83,6 +83,27 @@ def amend(session: Session, sandbox_id: str, change: Callable[[dict[str, Any]], 
         session.execute(update(StoredSandbox).where(*living).values(document=change(dict(document))))
 
 
+def change(session: Session, sandbox_id: str, status: str, changes: Mapping[str, Any]) -> None:
+    """Store the status and changes of the document of a sandbox that runs or is paused.
+
+    One that is paused by this has `pausedAt`: now, or when its time was over.
+    """
+    row = session.get(StoredSandbox, sandbox_id)
+    if row is None or row.status not in (RUNNING, PAUSED):
+        return
+    values = dict(changes)
+    if status == PAUSED:
+        ends_at = row.document.get("endsAt")
+        paused_at = min(now(), ends_at) if ends_at else now()
+        values["pausedAt"] = row.document.get("pausedAt") or paused_at
+    row.status, row.document = status, {**row.document, **values}
+
+
+def seconds_of(text: str) -> float:
+    """Return a moment of records as seconds since 1970."""
+    return datetime.fromisoformat(text).timestamp()
+
+
 def end(session: Session, sandbox_id: str) -> bool:
     """Store that a sandbox has ended; return whether that is new."""
     living = (StoredSandbox.id == sandbox_id, StoredSandbox.status != ENDED)
@@ -109,9 +130,23 @@ def find(session: Session, sandbox_id: str, *, project: str) -> SandboxFacts:
     return facts(row)
 
 
+def find_any(session: Session, sandbox_id: str) -> SandboxFacts:
+    """Return one sandbox of any project. Raises NotFound."""
+    row = session.get(StoredSandbox, sandbox_id)
+    if row is None:
+        raise NotFound(f"there is no sandbox {escape_name(sandbox_id)}")
+    return facts(row)
+
+
 def living(session: Session) -> list[SandboxFacts]:
     """Return all sandboxes that are not recorded as ended."""
     return [facts(row) for row in session.scalars(select(StoredSandbox).where(StoredSandbox.status != ENDED))]
+
+
+def living_of(session: Session, project: str) -> list[SandboxFacts]:
+    """Return the sandboxes of a project that run or are paused."""
+    here = StoredSandbox.status.in_((RUNNING, PAUSED))
+    return [facts(row) for row in session.scalars(select(StoredSandbox).where(StoredSandbox.project == project, here))]
 
 
 def worker_of(session: Session, sandbox_id: str) -> tuple[str, str] | None:

@@ -13,12 +13,9 @@ Other sandboxes have no keeper: their worker holds them (`held.py`), and they en
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -28,13 +25,14 @@ from sqlalchemy.orm import Session
 from cloche.config.options import SandboxOptions
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, OutcomeUnknown
 from cloche.core.letter_case import camel
-from cloche.core.record import dataclass, replace
+from cloche.core.record import dataclass
 from cloche.core.request import InputFile
 from cloche.execution.prepare import prepare
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.execution.spares import SparePool
 from cloche.keeper import registry
 from cloche.keeper.attach import Owner, owned_by, visit
+from cloche.keeper.life import KEEPS_FILES
 from cloche.records import sandboxes as records
 from cloche.records.database import Database
 from cloche.records.ids import new_id
@@ -44,15 +42,20 @@ from cloche.records.writer import Writer
 from cloche.wire.asking import ask_nobody
 from cloche.wire.attachments import Attachment, sandbox_name
 from cloche.wire.callers import BROWSER, Caller
-from cloche.wire.held import Terms, as_info, needs_worker, open_held, until_over
+from cloche.wire.held import Terms, as_info, held_attachment, needs_worker, open_held, until_over
 from cloche.wire.problems import Refused
+
+from . import keepers
+from .sandbox_lives import Lives
 
 MOST_LIVING = 64  # of the service unless its operator says more, as each has processes and memory
 UNUSED_S = 60.0  # how long a worker stays attached to an unused one
 JUST_S = 1.0  # so recently used: a request is about to use it
 LOOK_EVERY_S = 10.0
 KEEP_S = 600.0  # how long sandboxes live without a service of their database
-INFO_S, END_S, CLOSE_S = 2.0, 15.0, 6.0  # for a keeper to answer, and to end its sandbox; for detaching
+KEPT_S = 365 * 24 * 3600.0  # and without a client: their lifetime bounds that, and the service
+LEAST_S = 1.0  # with which a keeper begins
+END_S, CLOSE_S = 15.0, 6.0  # for a sandbox to end, and for detaching
 SETTLE_S, AGAIN_S = 2.0, 0.05  # for a name to come free after its sandbox has ended
 Record = Callable[..., Awaitable[None]]  # takes a kind, and the fields of an event
 log = logging.getLogger("cloche.service")
@@ -94,9 +97,11 @@ class Sandboxes:
         self._ours: dict[str, str | None] = {}  # those of this worker, with the worker it took them over from
         self._room = room or Room()
         self._spares = SparePool(spares)
+        self.lives = Lives(writer)
         self._held: dict[str, _Held] = {}  # those that this worker holds
         self._starting = asyncio.Semaphore(4)
         self._streams: set[asyncio.Task[Any]] = set()
+        self._following: set[asyncio.Task[None]] = set()
         self.listings = asyncio.Semaphore(2)  # of folders; one may have megabytes of names
 
     # All sandboxes.
@@ -127,7 +132,9 @@ class Sandboxes:
         except BaseException:
             await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
             raise
-        attachment = Attachment(id=sandbox_id, sandbox=sandbox, is_held=is_held)
+        attachment = (
+            held_attachment(sandbox_id, sandbox, terms) if is_held else Attachment(id=sandbox_id, sandbox=sandbox)
+        )
         ask_nobody(sandbox)
         self._open[sandbox_id] = asyncio.ensure_future(_ready(attachment))
         if is_held:
@@ -140,6 +147,9 @@ class Sandboxes:
             await self._writer.write(
                 partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=full_document)
             )
+            facts = await self.look(sandbox_id, project)
+            await self.lives.change(facts, "lifetime", attachment, left_s=terms.lifetime_s)  # all of it is left
+            self._follow(attachment, facts)
         except BaseException:
             await self._take_back(sandbox_id, is_held=is_held)
             raise
@@ -151,8 +161,8 @@ class Sandboxes:
     ) -> AsyncSandbox:  # fmt: skip
         """Open a sandbox and hand it over to a keeper. Raises ClocheError."""
         making = partial(
-            AsyncSandbox, name=sandbox_name(sandbox_id), keep=terms.lifetime_s, lifetime=terms.lifetime_s,
-            idle=terms.idle_s, files=files, **options,
+            AsyncSandbox, name=sandbox_name(sandbox_id), keep=KEPT_S, lifetime=max(LEAST_S, terms.lifetime_s),
+            idle=terms.idle_s, at_end=terms.at_end, files=files, **options,
         )  # fmt: skip
         with self._owning(sandbox_id, api_key), self._spares.used():
             sandbox = await asyncio.to_thread(making)
@@ -170,12 +180,14 @@ class Sandboxes:
             await self._end_held(sandbox_id)
             await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
         else:
-            await asyncio.to_thread(_end, sandbox_name(sandbox_id))
+            await asyncio.to_thread(keepers.end, sandbox_name(sandbox_id))
             await self._let_go(sandbox_id)
 
     async def _attend(self, attachment: Attachment, project: str, terms: Terms) -> None:
         """End a held sandbox when its time is over, and record it."""
-        why = await until_over(attachment, terms)
+        facts = await self.look(attachment.id, project)
+        pausing = partial(self.lives.change, facts, "pause", attachment, memory=terms.at_end != KEEPS_FILES)
+        why = await until_over(attachment, terms, pausing)
         self._ending.add(attachment.id)
         await self._end_held(attachment.id)  # also if the database fails
         try:
@@ -203,7 +215,7 @@ class Sandboxes:
         try:
             await self._record("sandbox", what="opened", sandbox=sandbox_id)
         except BaseException:
-            await asyncio.to_thread(_end, name)
+            await asyncio.to_thread(keepers.end, name)
             await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
             raise
         await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=document))
@@ -229,7 +241,7 @@ class Sandboxes:
         if facts.is_held_by_worker:
             return await self._describe_held(facts)
         try:
-            info = await asyncio.to_thread(lambda: visit(registry.find(facts.name), "info", timeout_s=INFO_S))
+            info = await asyncio.to_thread(lambda: visit(registry.find(facts.name), "info", timeout_s=keepers.INFO_S))
         except InvalidRequest:
             return (await self._note_ended(facts)).as_dict()
         except OutcomeUnknown:  # the keeper is busy, or about to end
@@ -237,13 +249,13 @@ class Sandboxes:
         state = records.PAUSED if info.get("is_paused") else RUNNING
         return {
             **facts.as_dict(), "state": state, "ageSeconds": info.get("age_s"), "secondsLeft": info.get("left_s"),
-            "clients": info.get("clients"),
+            "clients": info.get("clients"), "atEnd": info.get("at_end"),
         }  # fmt: skip
 
     async def _describe_held(self, facts: SandboxFacts) -> dict[str, Any]:
         held, task = self._held.get(facts.id), self._open.get(facts.id)
         if held is not None and task is not None:
-            return {**facts.as_dict(), **as_info(await task, held.terms)}
+            return {**facts.as_dict(), **as_info(await task)}
         is_over = await asyncio.to_thread(self._is_held_no_more, facts)
         return (await self._note_ended(facts) if is_over else facts).as_dict()
 
@@ -263,7 +275,7 @@ class Sandboxes:
             if facts.is_held_by_worker:
                 await self._end_held(sandbox_id)
             else:
-                await asyncio.to_thread(_end, facts.name)
+                await asyncio.to_thread(keepers.end, facts.name)
             await self._note_ended(facts)
             await self._note("sandbox", what="ended", sandbox=sandbox_id, reason=why, owner=facts.api_key)
         finally:
@@ -312,15 +324,47 @@ class Sandboxes:
         return None
 
     async def note(self, sandbox_id: str, status: str) -> None:
-        """Store that a sandbox is running or paused."""
+        """Store the status of a sandbox."""
         await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=status))
+
+    async def change(self, held: Attachment, op: str, **order: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
+        """Change the life of a sandbox that this worker is attached to; see `Lives.change`."""
+        facts = await asyncio.to_thread(self._read, partial(records.find_any, sandbox_id=held.id))
+        return await self.lives.change(facts, op, held, **order)
+
+    async def change_life(self, facts: SandboxFacts, op: str, **order: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
+        """Change the life of a sandbox without attaching to it. Raises Refused (409) if it has ended, ClocheError."""
+        task = self._open.get(facts.id)
+        held = await asyncio.shield(task) if facts.is_held_by_worker and task is not None else None
+        try:
+            return await self.lives.change(facts, op, held, **order)
+        except (InvalidRequest, OutcomeUnknown) as error:
+            if await self._has_ended(facts):
+                raise _ended(facts) from error
+            raise
+
+    async def is_alive(self, facts: SandboxFacts) -> bool:
+        """Tell whether a sandbox has not ended, and is not being ended, by this worker's knowledge or its name's."""
+        if facts.status == ENDED or facts.id in self._ending:
+            return False
+        task = self._open.get(facts.id)
+        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
+            return not task.result().is_lost
+        return facts.is_held_by_worker or await asyncio.to_thread(keepers.is_there, facts.name)
+
+    def _follow(self, attachment: Attachment, facts: SandboxFacts) -> None:
+        """Follow the life of a sandbox with a keeper while this worker is attached to it."""
+        if not attachment.is_held:
+            task = asyncio.ensure_future(self.lives.follow(attachment, facts))
+            self._following.add(task)
+            task.add_done_callback(self._following.discard)
 
     async def compare(self) -> None:
         """Compare the rows with the keepers' registry, and record the sandboxes that have ended."""
         rows = [row for row in await asyncio.to_thread(self._read, records.living) if is_here(row.worker)]
-        keepers = await asyncio.to_thread(registry.found)
-        kept_names, ours = {keeper.name for keeper in keepers}, {row.name for row in rows}
-        self._there = [keeper for keeper in keepers if keeper.name in ours]
+        found = await asyncio.to_thread(registry.found)
+        kept_names, ours = {keeper.name for keeper in found}, {row.name for row in rows}
+        self._there = [keeper for keeper in found if keeper.name in ours]
         for facts in rows:
             is_abandoned = facts.status == STARTING and await asyncio.to_thread(is_gone, facts.worker)
             if facts.is_held_by_worker and not is_abandoned:
@@ -411,15 +455,17 @@ class Sandboxes:
             del self._open[sandbox_id]
 
     async def _attach(self, facts: SandboxFacts) -> Attachment:
-        sandbox = await asyncio.to_thread(_come_back, facts.name, self._options)
+        sandbox = await asyncio.to_thread(keepers.come_back, facts.name, self._options)
         await sandbox.__aenter__()
         ask_nobody(sandbox)
-        return Attachment(id=facts.id, sandbox=sandbox, previous_worker=self._ours.get(facts.id))
+        attachment = Attachment(id=facts.id, sandbox=sandbox, previous_worker=self._ours.get(facts.id))
+        self._follow(attachment, facts)
+        return attachment
 
     async def _has_ended(self, facts: SandboxFacts) -> bool:
         """Tell whether the sandbox has ended: its name has come free. Records the end."""
         until = time.monotonic() + SETTLE_S
-        while await asyncio.to_thread(_is_there, facts.name):
+        while await asyncio.to_thread(keepers.is_there, facts.name):
             if time.monotonic() > until:
                 return False
             await asyncio.sleep(AGAIN_S)
@@ -465,13 +511,19 @@ class Sandboxes:
                 await self._writer.write(records.forget_ended)
             except ClocheError as error:
                 log.warning("live sandboxes cannot be listed: %s", error)
-            await asyncio.to_thread(_own, self._there, self._keep_s)
+            await self._own()
             await self._spares.tend()
             before = time.monotonic() - UNUSED_S
             for attachment in self._attachments():
                 if attachment.is_unused and attachment.used_at < before:
                     await self._let_go(attachment.id)
             await asyncio.sleep(min(LOOK_EVERY_S, self._keep_s / 4))
+
+    async def _own(self) -> None:
+        """Tell keepers that a service exists, and note what they answer."""
+        infos = await asyncio.to_thread(keepers.own, self._there, self._keep_s)
+        rows = {row.name: row for row in await asyncio.to_thread(self._read, records.living)}
+        await self.lives.compare(rows, infos)
 
     # The end.
 
@@ -534,41 +586,6 @@ def _check_room(session: Session, room: Room, api_key: str | None) -> None:
         429, "too-many-sandboxes", why,
         remedy="end one: DELETE /api/sandboxes/{id}",
     )  # fmt: skip
-
-
-def _come_back(name: str, options: SandboxOptions) -> AsyncSandbox:
-    """Return a kept sandbox, not yet entered. The service's options apply to audit and ceilings."""
-    sandbox = AsyncSandbox.attach(name)
-    own: SandboxOptions = {**options, "backend": sandbox.backend}
-    sandbox._options = own
-    sandbox._prepared = replace(prepare(**own), policy=sandbox.policy, limits=sandbox.limits)
-    return sandbox
-
-
-def _is_there(name: str) -> bool:
-    return any(registry.is_taken(name, folder) for folder in registry.places())
-
-
-def _end(name: str) -> None:
-    """End a sandbox by its keeper. A keeper that does not answer is killed, with everything that it keeps. Blocks."""
-    try:
-        keeper = registry.find(name)
-    except InvalidRequest:
-        return
-    try:
-        visit(keeper, "end", timeout_s=END_S)
-    except OutcomeUnknown as error:
-        log.warning("the keeper of sandbox %s is killed: %s", name, error)
-        for pid in registry.holders(name):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _own(keepers: Sequence[registry.Found], keep_s: float) -> None:
-    """Tell keepers that a service of their database exists. Blocks."""
-    for keeper in keepers:
-        with contextlib.suppress(OutcomeUnknown):  # the keeper is busy, or about to end
-            visit(keeper, "own", timeout_s=INFO_S, owner_s=keep_s)
 
 
 def _ended(facts: SandboxFacts) -> Refused:

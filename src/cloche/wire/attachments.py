@@ -21,6 +21,7 @@ from cloche.core.record import dataclass, field
 from cloche.core.result import Result
 from cloche.execution.processes import AsyncProcess
 from cloche.execution.sandbox import AsyncSandbox, AsyncSession
+from cloche.keeper.life import Life
 from cloche.records.ids import new_id, now
 from cloche.records.results import result_as_wire
 
@@ -34,6 +35,14 @@ MOST_SESSIONS = 16  # of one sandbox, including forks
 
 class OpenedSandbox(OpenLiveSandbox, SupportsFileStreams, Protocol):
     """The interface of an open sandbox that the service needs."""
+
+
+class KeptSandbox(OpenedSandbox, Protocol):
+    """What a sandbox with a keeper has beside."""
+
+    def life_events(self) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield what the keeper says of its time and pauses, now and at each change, until the connection ends."""
+        ...
 
 
 class AskedHost:
@@ -89,6 +98,10 @@ class Attachment:
     id: str
     sandbox: AsyncSandbox
     is_held: bool = False
+    is_paused: bool = False  # as its keeper has told, or its worker has done
+    life: Life | None = None  # of a held one, by the clock of `time.monotonic`
+    idle_s: float | None = None
+    has_changed: asyncio.Event = field(default_factory=asyncio.Event)  # its life
     previous_worker: str | None = None  # which has ended
     users: int = 0
     opening: int = 0  # sessions being opened
@@ -118,6 +131,11 @@ class Attachment:
         return cast("OpenedSandbox", self.sandbox._require_live("this"))
 
     @property
+    def kept(self) -> KeptSandbox:
+        """Return the open sandbox of a keeper."""
+        return cast("KeptSandbox", self.live)
+
+    @property
     def is_lost(self) -> bool:
         """Tell whether the connection to the keeper, or to the sandbox, has ended."""
         link = getattr(self.sandbox._opened, "link", None)
@@ -128,11 +146,6 @@ class Attachment:
         """Return the future of the connection's end."""
         lost: asyncio.Future[str] = getattr(self.sandbox._opened, "link").lost  # noqa: B009 - a field of each backend's
         return lost
-
-    @property
-    def is_paused(self) -> bool:
-        """Tell whether this worker has paused it."""
-        return bool(getattr(self.sandbox._opened, "_paused_at", 0.0))
 
     @property
     def enforcement(self) -> Enforcement:

@@ -38,8 +38,11 @@ class SandboxStore(Protocol):
         """Return the facts of a sandbox in the wire's format. Raises NotFound."""
         ...
 
-    async def note(self, sandbox_id: str, status: str) -> None:
-        """Note that a sandbox is running or paused."""
+    async def change(
+        self, held: Attachment, op: str, **order: Any  # noqa: ANN401 - JSON
+    ) -> Mapping[str, Any]:  # fmt: skip
+        """Do an operation of a keeper on a held sandbox, and return what it answers; see `held.change_held`."""
+        ...
 
 
 class SandboxHost(Protocol):

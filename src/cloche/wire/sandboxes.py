@@ -13,6 +13,7 @@ from cloche.core.events import Sink
 from cloche.core.letter_case import camel
 from cloche.core.limits import parse_duration
 from cloche.core.result import Result
+from cloche.keeper.life import ENDS
 from cloche.keeper.registry import check_name
 
 from .callers import Caller
@@ -28,6 +29,7 @@ STARTING, RUNNING, PAUSED, ENDED = STATES = ("starting", "running", "paused", "e
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,62})")
 
 Label = Annotated[str, StringConstraints(pattern=rf"^{_LABEL.pattern}$")]
+AtEnd = Literal["end", "pause", "pause-files"]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
 
 
@@ -41,6 +43,8 @@ class WorkspaceFolder(WireModel):
 
 class NewSandbox(OptionFields):
     """A sandbox to open. It ends after `lifetime`, or after `idle` without processes and calls.
+
+    With `atEnd` `pause` it is paused after `lifetime`, with `pause-files` without its processes.
 
     With `lease` it ends also when it has not been used for so long, and with the service's process: no keeper holds it.
     With `onNetwork` `ask`, a client decides about hosts that no rule names: see `…/network/questions`.
@@ -58,6 +62,23 @@ class NewSandbox(OptionFields):
     files: list[InFile] = Field(default_factory=list)
     workspace: WorkspaceFolder | None = None
     on_network: Literal["ask", "refuse"] | None = None
+    at_end: AtEnd | None = None
+
+
+class Pause(WireModel):
+    """How to pause or resume a sandbox: without `memory`, its processes end, and it goes on with its files."""
+
+    memory: bool = True
+
+
+class Lifetime(WireModel):
+    """The time that a sandbox has left from now on, and what happens then. With `onlyExtends` a later end stays."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"lifetime": "10m", "atEnd": "pause"}]})
+
+    lifetime: Amount | None = None
+    at_end: AtEnd | None = None
+    only_extends: bool = False
 
 
 class SandboxExec(WireModel):
@@ -113,11 +134,7 @@ class NewRules(WireModel):
 
 def terms_of(body: NewSandbox, caller: Caller) -> Terms:
     """Return the times of a sandbox. Raises PolicyDenied for a lifetime beyond the caller's permission."""
-    lifetime_s = LIFETIME_S if body.lifetime is None else parse_duration(body.lifetime, name="lifetime")
-    if lifetime_s > MOST_LIFETIME_S and not caller.has("admin"):
-        raise PolicyDenied(
-            f"lifetime: {lifetime_s:g} s is more than {MOST_LIFETIME_S:g} s; ask for less, or ask an admin"
-        )
+    lifetime_s = LIFETIME_S if body.lifetime is None else _lifetime_s(body.lifetime, caller)
     lease_s = None if body.lease is None else parse_duration(body.lease, name="lease")
     if lease_s is not None and lease_s < LEAST_LEASE_S:  # it is looked at as often
         raise InvalidRequest(f"lease: {lease_s:g} s is too short; give at least {LEAST_LEASE_S:g} s")
@@ -125,7 +142,18 @@ def terms_of(body: NewSandbox, caller: Caller) -> Terms:
         lifetime_s=lifetime_s,
         idle_s=None if body.idle is None else parse_duration(body.idle, name="idle"),
         lease_s=lease_s,
+        at_end=body.at_end or ENDS,
     )
+
+
+def _lifetime_s(lifetime: Amount, caller: Caller) -> float:
+    """Return seconds that the caller may ask for. Raises InvalidRequest, PolicyDenied."""
+    lifetime_s = parse_duration(lifetime, name="lifetime")
+    if lifetime_s > MOST_LIFETIME_S and not caller.has("admin"):
+        raise PolicyDenied(
+            f"lifetime: {lifetime_s:g} s is more than {MOST_LIFETIME_S:g} s; ask for less, or ask an admin"
+        )
+    return lifetime_s
 
 
 def document_of(body: NewSandbox, terms: Terms) -> dict[str, Any]:
@@ -133,6 +161,7 @@ def document_of(body: NewSandbox, terms: Terms) -> dict[str, Any]:
     return {
         "name": None if body.name is None else check_name(body.name), "labels": body.labels,
         "lifetime": terms.lifetime_s, "idle": terms.idle_s, "lease": terms.lease_s,
+        "atEnd": terms.at_end,
     }  # fmt: skip
 
 
@@ -155,18 +184,28 @@ def read_states(texts: list[str] | tuple[str, ...]) -> list[str]:
     return list(texts)
 
 
-async def pause(use: Use) -> dict[str, Any]:
-    """Stop all processes and the clocks of their time-outs. The lifetime continues."""
-    await use.sandbox.pause()
-    await use.service.sandboxes.note(use.held.id, PAUSED)
-    return {"id": use.held.id, "state": PAUSED}
+async def pause(use: Use, body: Pause | None = None) -> dict[str, Any]:
+    """Stop all processes, the clocks of their time-outs and that of the lifetime."""
+    return await _change(use, "pause", memory=body is None or body.memory)
 
 
-async def resume(use: Use) -> dict[str, Any]:
-    """Resume its processes."""
-    await use.sandbox.resume()
-    await use.service.sandboxes.note(use.held.id, RUNNING)
-    return {"id": use.held.id, "state": RUNNING}
+async def resume(use: Use, body: Pause | None = None) -> dict[str, Any]:
+    """Resume its processes and its clocks."""
+    return await _change(use, "resume", memory=body is None or body.memory)
+
+
+async def set_lifetime(use: Use, body: Lifetime) -> dict[str, Any]:
+    """Set the remaining time, and what happens at its end. Raises InvalidRequest, PolicyDenied."""
+    order: dict[str, Any] = {} if body.at_end is None else {"at_end": body.at_end}
+    if body.lifetime is not None:
+        order["left_s"] = _lifetime_s(body.lifetime, use.caller)
+    return await _change(use, "lifetime", only_extends=body.only_extends, **order)
+
+
+async def _change(use: Use, op: str, **order: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    info = await use.service.sandboxes.change(use.held, op, **order)
+    state = PAUSED if info.get("is_paused") else RUNNING
+    return {"id": use.held.id, "state": state, "secondsLeft": info.get("left_s"), "atEnd": info.get("at_end")}
 
 
 async def allowed_timeout(use: Use, requested: Amount | None) -> Amount | None:

@@ -296,10 +296,11 @@ class RemoteSandbox(OffersFunctions, RemoteFiles):
 
     # The sandbox itself.
 
-    async def ask(self, op: str, **_: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
+    async def ask(self, op: str, **order: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
         """Pause or resume the sandbox, describe it, or tell the time of its files."""
         if op in ("pause", "resume"):
-            return await self.ask_inside(f"sandbox.{op}")
+            without = {"memory": False} if order.get("memory") is False else {}
+            return await self.ask_inside(f"sandbox.{op}", without)
         if op == "clock":
             return await self.ask_inside("sandbox.clock")
         if op == "info":

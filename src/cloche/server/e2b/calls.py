@@ -35,6 +35,7 @@ from .options import E2BOptions
 from .target import Target
 
 KEY_HEADER, TOKEN_HEADER, TRAFFIC_HEADER = "x-api-key", "x-access-token", "e2b-traffic-access-token"
+LEAST_AWAKE_S = 60  # of a sandbox that traffic has resumed
 MOST_BODY = 4 << 20  # of a JSON body
 FACTS = "cloche.e2b.facts"
 SMALL_BODY = 64 << 10  # that the event loop reads itself
@@ -97,6 +98,7 @@ class E2B:
         self.service, self.options, self._key = service, options, key.encode()
         self._readers: dict[str, Readers] = {}
         self.parts: dict[str, Any] = {}  # state of the modules of routes, by the module's name
+        service.sandboxes.lives.listeners.append(lambda row, what: self.cut(e2b_id(row), what))
 
     def access_token(self, sandbox_id: str) -> str:
         """Return the token for envd of a sandbox. All workers of the database derive the same one."""
@@ -218,13 +220,19 @@ class Call:
             raise
 
     async def facts_of_port(self) -> SandboxFacts:
-        """Return the row of the target, which runs. Raises PortError."""
+        """Return the row of the target, which runs, or with `autoResume` is resumed for this. Raises PortError."""
         assert self.target is not None  # noqa: S101 - as above
         try:
             facts = await self.facts(self.target.sandbox_id, DEFAULT_PROJECT)
-        except E2BError as error:
+            if states.wakes(facts):
+                left_s = max(LEAST_AWAKE_S, facts.document["e2b"]["timeout"])
+                await self.service.sandboxes.change_life(
+                    facts, "lifetime", left_s=left_s, only_extends=True, resumes=True
+                )
+                return facts
+        except (E2BError, Refused) as error:
             raise PortError(self.target.sandbox_id, NOT_RUNNING) from error
-        if states.state_of(facts) != states.RUNNING:
+        if states.state_of(facts) != states.RUNNING or not await self.service.sandboxes.is_alive(facts):
             raise PortError(self.target.sandbox_id, NOT_RUNNING)
         return facts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,17 +12,49 @@ from starlette.responses import JSONResponse, Response
 from cloche.records.ids import moment
 from cloche.records.sandboxes import SandboxFacts
 from cloche.wire.held import Terms
+from cloche.wire.problems import Refused
 
 from . import states
-from .calls import Call, Row, e2b_id
-from .errors import E2BError
+from .calls import Call, E2BModel, Row, e2b_id
 from .network import network_options
-from .new_sandbox import NewSandbox, check_supported, check_timeout, document_of
+from .new_sandbox import NewSandbox, Seconds, check_supported, check_timeout, document_of
 from .options import ENVD_VERSION
 from .templates import find_template
 
 CLIENT_ID = "cloche"
 DEFAULT_TIMEOUT_S = {1: 15, 2: 300}  # of the versions of the routes
+
+
+class ConnectSandbox(E2BModel):
+    """How much time a sandbox shall have at least; without `memory` its processes end at a resume."""
+
+    timeout: Seconds | None = None
+    memory: bool | None = None
+
+
+class ResumedSandbox(ConnectSandbox):
+    """The same, and whether it is paused at its next end."""
+
+    auto_pause: bool | None = None
+
+
+class Timeout(E2BModel):
+    """The seconds that a sandbox has from now on; less than 0 counts as 0."""
+
+    timeout: int
+
+
+class Refresh(E2BModel):
+    """The seconds that a sandbox shall have at least."""
+
+    duration: Seconds | None = None
+
+
+class Pause(E2BModel):
+    """What a pause keeps. The first process of a sandbox always answers, so a pause needs no check of its health."""
+
+    memory: bool | None = None
+    require_healthy_guest: bool | None = None
 
 
 async def create(call: Call, version: int) -> Response:
@@ -32,9 +65,9 @@ async def create(call: Call, version: int) -> Response:
     timeout_s = check_timeout(DEFAULT_TIMEOUT_S[version] if body.timeout is None else body.timeout, caller)
     template = await find_template(call, caller, body.template_id)
     options = {**template.options, **await network_options(call, caller, body)}
-    document = {**document_of(body, template, timeout_s), "endsAt": moment(time.time() + timeout_s)}
+    terms = Terms(lifetime_s=timeout_s, at_end=body.at_end)
     facts = await call.service.sandboxes.create(
-        project=caller.project, api_key=caller.key_id, terms=Terms(lifetime_s=timeout_s), document=document,
+        project=caller.project, api_key=caller.key_id, terms=terms, document=document_of(body, template, timeout_s),
         options=options, files=None,
     )  # fmt: skip
     return JSONResponse(as_sandbox(call, facts), 201)
@@ -56,11 +89,10 @@ def as_listed(facts: SandboxFacts) -> dict[str, Any]:
     """Return what lists have of a sandbox."""
     document, state = facts.document, states.state_of(facts)
     own, limits = document["e2b"], document["limits"]
-    ends_at = document.get("endsAt")
     return {
         "sandboxID": e2b_id(facts.id), "templateID": own["templateID"], "alias": own["alias"] or own["templateID"],
         "clientID": CLIENT_ID, "startedAt": facts.created_at,
-        "endAt": document.get("pausedAt") or ends_at or moment(time.time()),
+        "endAt": document.get("pausedAt") or document.get("endsAt") or moment(time.time()),
         "cpuCount": max(1, round(limits["cpus"] or 1)), "memoryMB": _mebibytes(limits["memoryBytes"]),
         "diskSizeMB": _mebibytes(limits["diskBytes"]), "envdVersion": ENVD_VERSION, "state": state,
         "metadata": own["metadata"], "volumeMounts": own["volumeMounts"],
@@ -76,6 +108,8 @@ def as_detail(call: Call, facts: SandboxFacts) -> dict[str, Any]:
     own, at_end = facts.document["e2b"], facts.document["atEnd"]
     lifecycle = {"autoResume": own["autoResume"], "onTimeout": "kill" if at_end == states.ENDS else "pause"}
     optional = {"network": own["network"]} if own.get("network") is not None else {}
+    if states.state_of(facts) == states.PAUSED:
+        optional["pauseMode"] = "full" if states.has_memory(facts) else "filesystem"
     return {
         **as_listed(facts), **optional, "envdAccessToken": call.e2b.access_token(e2b_id(facts.id)),
         "allowInternetAccess": own["allowInternetAccess"], "domain": call.e2b.options.domain, "lifecycle": lifecycle,
@@ -91,24 +125,82 @@ async def look(call: Call) -> Response:
 async def kill(call: Call) -> Response:
     """End a sandbox."""
     caller, facts = await call.sandbox("kill")
-    call.e2b.cut(e2b_id(facts.id), "killed")
     await call.service.sandboxes.end(facts.id, caller.project)
+    call.e2b.cut(e2b_id(facts.id), "killed")
     return Response(status_code=204)
 
 
-async def connect(call: Call) -> Response:
-    """Connect to a sandbox."""
-    _, facts = await call.sandbox("connect")
-    if states.state_of(facts) == states.PAUSED:
-        raise E2BError(501, "a paused sandbox cannot be resumed yet")
-    return JSONResponse(as_sandbox(call, facts))
+async def connect(call: Call, version: int) -> Response:
+    """Extend the time of a sandbox, and resume it if it is paused. Its end is never earlier than it was."""
+    caller, facts = await call.sandbox("connect")
+    body: ConnectSandbox = await call.body(ConnectSandbox)
+    timeout_s = check_timeout(DEFAULT_TIMEOUT_S[version] if body.timeout is None else body.timeout, caller)
+    was_paused = await _resume(call, facts, timeout_s, memory=body.memory is not False)
+    return JSONResponse(as_sandbox(call, facts), 201 if was_paused else 200)
+
+
+async def resume(call: Call) -> Response:
+    """Resume a paused sandbox, for SDKs before `connect`."""
+    caller, facts = await call.sandbox("resume")
+    body: ResumedSandbox = await call.body(ResumedSandbox)
+    timeout_s = check_timeout(DEFAULT_TIMEOUT_S[1] if body.timeout is None else body.timeout, caller)
+    at_end = {} if body.auto_pause is None else {"at_end": states.PAUSES if body.auto_pause else states.ENDS}
+    await _resume(call, facts, timeout_s, memory=body.memory is not False, **at_end)
+    return JSONResponse(as_sandbox(call, facts), 201)
+
+
+async def _resume(call: Call, facts: SandboxFacts, timeout_s: int, **order: Any) -> bool:  # noqa: ANN401 - JSON
+    """Extend the time of a sandbox, which is resumed; return whether it was paused."""
+    info = await change(call, facts, "lifetime", left_s=timeout_s, only_extends=True, resumes=True, **order)
+    return bool(info.get("was_paused"))
+
+
+async def set_timeout(call: Call) -> Response:
+    """Set the seconds until the end of a sandbox, which may be less than before."""
+    caller, facts = await call.sandbox("timeout")
+    body: Timeout = await call.body(Timeout)
+    await change(call, facts, "lifetime", left_s=check_timeout(max(0, body.timeout), caller))
+    return Response(status_code=204)
+
+
+async def refresh(call: Call) -> Response:
+    """Extend the time of a sandbox, as older SDKs did from time to time."""
+    caller, facts = await call.sandbox("refresh")
+    body: Refresh = await call.body(Refresh)
+    left_s = check_timeout(max(DEFAULT_TIMEOUT_S[1], body.duration or 0), caller)
+    await change(call, facts, "lifetime", left_s=left_s, only_extends=True)
+    return Response(status_code=204)
+
+
+async def pause(call: Call) -> Response:
+    """Pause a sandbox, and drop its streams."""
+    _, facts = await call.sandbox("pause")
+    body: Pause = await call.body(Pause)
+    await change(call, facts, "pause", memory=body.memory is not False)
+    return Response(status_code=204)
+
+
+async def change(
+    call: Call, facts: SandboxFacts, op: str, **order: Any  # noqa: ANN401 - JSON
+) -> Mapping[str, Any]:  # fmt: skip
+    """Change the life of a sandbox; see `Sandboxes.change_life`. Raises E2BError (404) if it has ended."""
+    try:
+        return await call.service.sandboxes.change_life(facts, op, **order)
+    except Refused as error:
+        if error.kind == "sandbox-ended":
+            raise states.not_found(e2b_id(facts.id)) from error
+        raise
 
 
 ROWS = (
     Row(method="POST", path="/sandboxes", handler=partial(create, version=1)),
     Row(method="POST", path="/v2/sandboxes", handler=partial(create, version=2)),
-    Row(method="POST", path="/sandboxes/{sandbox_id}/connect", handler=connect),
-    Row(method="POST", path="/v2/sandboxes/{sandbox_id}/connect", handler=connect),
+    Row(method="POST", path="/sandboxes/{sandbox_id}/connect", handler=partial(connect, version=1)),
+    Row(method="POST", path="/v2/sandboxes/{sandbox_id}/connect", handler=partial(connect, version=2)),
+    Row(method="POST", path="/sandboxes/{sandbox_id}/resume", handler=resume),
+    Row(method="POST", path="/sandboxes/{sandbox_id}/timeout", handler=set_timeout),
+    Row(method="POST", path="/sandboxes/{sandbox_id}/refreshes", handler=refresh),
+    Row(method="POST", path="/sandboxes/{sandbox_id}/pause", handler=pause),
     Row(method="GET", path="/sandboxes/{sandbox_id}", handler=look),
     Row(method="DELETE", path="/sandboxes/{sandbox_id}", handler=kill),
 )

@@ -91,6 +91,18 @@ def state_of(facts: SandboxFacts, now: float | None = None) -> str:
     return EXPIRED if facts.document.get("atEnd", ENDS) == ENDS else PAUSED
 
 
+def has_memory(facts: SandboxFacts) -> bool:
+    """Tell whether the processes of a paused sandbox go on when it is resumed."""
+    if facts.status == records.PAUSED:
+        return bool(facts.document.get("hasMemory", True))
+    return bool(facts.document.get("atEnd", ENDS) != KEEPS_FILES)
+
+
+def wakes(facts: SandboxFacts) -> bool:
+    """Tell whether traffic resumes a sandbox."""
+    return state_of(facts) == PAUSED and bool(facts.document["e2b"]["autoResume"]) and has_memory(facts)
+
+
 def check(action: str, facts: SandboxFacts, sandbox_id: str) -> str:
     """Return the state of a sandbox in which an action is allowed. Raises E2BError with the table's status."""
     state = state_of(facts)

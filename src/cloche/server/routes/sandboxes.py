@@ -97,15 +97,24 @@ async def end(sandbox_id: str, caller: Runner, service: TheService) -> dict[str,
 
 
 @router.post("/{sandbox_id}/pause", responses=RESPONSES)
-async def pause(use: Running) -> dict[str, Any]:
-    """Pause a sandbox: stop its processes and the clocks of their time-outs. Its lifetime continues."""
-    return await sandboxes_inside.pause(use)
+async def pause(use: Running, body: sandboxes_inside.Pause | None = None) -> dict[str, Any]:
+    """Pause a sandbox: stop its processes and all its clocks, so that it does not end by time until it is resumed.
+
+    With `memory` false its processes end, and the files alone are kept.
+    """
+    return await sandboxes_inside.pause(use, body)
 
 
 @router.post("/{sandbox_id}/resume", responses=RESPONSES)
-async def resume(use: Running) -> dict[str, Any]:
-    """Resume a paused sandbox."""
-    return await sandboxes_inside.resume(use)
+async def resume(use: Running, body: sandboxes_inside.Pause | None = None) -> dict[str, Any]:
+    """Resume a paused sandbox. If it was paused since its lifetime was over, that begins anew."""
+    return await sandboxes_inside.resume(use, body)
+
+
+@router.post("/{sandbox_id}/lifetime", responses=RESPONSES)
+async def set_lifetime(use: Running, body: sandboxes_inside.Lifetime) -> dict[str, Any]:
+    """Set how much time a sandbox has left from now on, and what happens at its end (`atEnd`)."""
+    return await sandboxes_inside.set_lifetime(use, body)
 
 
 @router.post("/{sandbox_id}/exec", responses={**RESPONSES, **RESULT_OR_EVENTS})
