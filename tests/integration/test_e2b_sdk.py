@@ -1,13 +1,18 @@
-"""E2B's own SDK for Python, unmodified, against the service; in `make soak AREA=e2b` also an older pair of packages."""
+"""E2B's own SDK for Python, unmodified: every method of it; `make soak AREA=e2b` has it of half a year before, too."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
-from e2b_code_interpreter import Sandbox
 
 from tests.harness.e2b import E2BService, serving, variables
+from tests.harness.e2b_sdk.both import Both, run
+from tests.harness.e2b_sdk.rows import Shown, all_methods, calls_noted, shown
+
+PROGRAMS = [pytest.param(row, id=row.name, marks=pytest.mark.soak if row.is_soak else ()) for row in shown()]
+IS_ASYNC = {"sync": False, "async": True}
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +22,31 @@ def e2b(tmp_path_factory: pytest.TempPathFactory) -> Iterator[E2BService]:
         yield service
 
 
-def test_a_command_runs_in_a_sandbox(e2b: E2BService) -> None:
-    """As in E2B's first example."""
-    with Sandbox.create() as sandbox:
-        assert sandbox.commands.run("echo out; echo err >&2").stdout == "out\n"
+@pytest.fixture(scope="module")
+def sdks(e2b: E2BService) -> Iterator[dict[str, tuple[Both, asyncio.Runner]]]:
+    """Give both SDKs, the asynchronous one with a loop for all of its programs."""
+    with asyncio.Runner() as runner:
+        both = {kind: Both(e2b, is_async=is_async) for kind, is_async in IS_ASYNC.items()}
+        yield {kind: (sdk, runner) for kind, sdk in both.items()}
+        runner.run(both["async"].end(with_shared=True))
+        asyncio.run(both["sync"].end(with_shared=True))
+
+
+@pytest.mark.parametrize("row", PROGRAMS)
+@pytest.mark.parametrize("kind", IS_ASYNC)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_program_of_the_sdk_works(sdks: dict[str, tuple[Both, asyncio.Runner]], kind: str, row: Shown) -> None:
+    """It asserts what E2B's documents promise, and calls each method that it stands for in docs/e2b.md."""
+    is_async = IS_ASYNC[kind]
+    here = [method for method in row.methods if method in all_methods(is_async=is_async)]
+    if row.methods and not here:
+        pytest.skip("missing: a younger SDK, which has these methods")
+    with calls_noted(here, is_async=is_async) as called:
+        run(row.program, *sdks[kind])
+    assert called == set(here)
+
+
+@pytest.mark.parametrize("kind", IS_ASYNC)
+def test_every_method_has_a_program(kind: str) -> None:
+    """A method of a new SDK is not in the table until a program calls it."""
+    assert set(all_methods(is_async=IS_ASYNC[kind])) - {method for row in shown() for method in row.methods} == set()
