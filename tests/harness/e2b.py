@@ -54,7 +54,15 @@ def start(home: Path, *words: str, key: str = "", **variables: str) -> E2BServic
     log = home / "service.log"
     begin = log.stat().st_size if log.exists() else 0
     with_key = service.start(
-        home, "--e2b", "--e2b-port", "0", *words, key=key, first_key=KEY, modules=MODULES, python=_python(), **variables
+        home,
+        "--e2b",
+        *(() if "--e2b-port" in words else ("--e2b-port", "0")),
+        *words,
+        key=key,
+        first_key=KEY,
+        modules=MODULES,
+        python=_python(),
+        **variables,
     )
     url = service.wait_for_line(with_key.process, log, begin, _ADDRESS)
     return E2BService(service=with_key, url=url, key=with_key.key)

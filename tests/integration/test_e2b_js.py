@@ -31,7 +31,9 @@ def test_programs_of_the_sdk_work(e2b: E2BService, package: str, name: str, tmp_
     failed = {name: row["error"] for name, row in outcomes.items() if row["error"]}
     assert not failed, "\n\n".join(f"{name}: {error}" for name, error in failed.items())
     here = methods_of(javascript(package))
-    missing = [method for row in outcomes.values() for method in row["shows"] if method in here and not called.get(method)]
+    missing = [
+        method for row in outcomes.values() for method in row["shows"] if method in here and not called.get(method)
+    ]
     assert not missing
 
 

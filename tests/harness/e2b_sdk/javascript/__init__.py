@@ -39,9 +39,7 @@ def methods_of(modules: Path) -> set[str]:
 
 def _programs(path: Path) -> list[Shown]:
     pattern = re.compile(r"name: '([^']+)',\s*shows: \[(.*?)\]", re.DOTALL)
-    return [
-        Shown(name, [*re.findall(r"'([^']+)'", methods)]) for name, methods in pattern.findall(path.read_text())
-    ]
+    return [Shown(name, [*re.findall(r"'([^']+)'", methods)]) for name, methods in pattern.findall(path.read_text())]
 
 
 PROGRAMS: Mapping[str, Sequence[Shown]] = {
