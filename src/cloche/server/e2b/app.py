@@ -66,8 +66,18 @@ def rows_of(names: tuple[str, ...]) -> list[Row]:
     return rows
 
 
+class _Route(Route):
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a wrong method in E2B's form, too."""
+        if self.methods and scope["method"] not in self.methods:
+            error = E2BError(405, f"{scope['path'][:200]} does not have the method {scope['method']}")
+            await answer(error)(scope, receive, send)
+        else:
+            await super().handle(scope, receive, send)
+
+
 def _router(names: tuple[str, ...], to_answer: Answer) -> Router:
-    routes = [Route(row.path, _endpoint(row, to_answer), methods=[row.method]) for row in rows_of(names)]
+    routes = [_Route(row.path, _endpoint(row, to_answer), methods=[row.method]) for row in rows_of(names)]
     return Router(routes, default=_no_route, redirect_slashes=False)
 
 
