@@ -1,7 +1,7 @@
 """Write the table of every method of E2B's SDKs into docs/e2b.md: from the SDKs, and the programs that call them.
 
-A method works here if a program of tests/harness/e2b_sdk that calls it passes; tests/integration/test_e2b_table.py holds
-the document to this text. Needs the packages of `make test`.
+A method works here if a program of tests/harness/e2b_sdk that calls it passes; tests/integration/test_e2b_table.py
+holds the document to this text. Needs the packages of `make test`.
 """
 
 from __future__ import annotations

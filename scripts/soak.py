@@ -102,8 +102,9 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
 }
 # What notebooks use: libraries that show things, and Jupyter.
 NOTEBOOKS = {"notebooks": ("tests/frameworks/test_nbconvert.py",)}
-# E2B's SDK for Python of half a year before.
+# E2B's SDK for Python of half a year before, and agents that use it.
 E2B_SDKS = {"e2b_older": tuple(path for path in E2B if "sdk" in path)}
+E2B_SDKS |= {"e2b_agents": ("tests/frameworks/test_langchain_e2b.py", "tests/frameworks/test_smolagents.py")}
 # The packages of E2B and Daytona at the lower bounds of their extras.
 OLDER = {"remote_older": tuple(path for path in REMOTE if "e2b" in path or "daytona" in path)}
 

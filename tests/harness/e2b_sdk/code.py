@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from e2b import InvalidArgumentException, NotFoundException, TimeoutException
@@ -42,7 +41,7 @@ async def cells(sdk: Both) -> None:
     assert (execution.error.name, execution.error.value) == ("ZeroDivisionError", "division by zero")
     assert "ZeroDivisionError" in execution.error.traceback
     assert errors[0].name == "ZeroDivisionError"
-    assert json.loads(execution.to_json())["error"]["name"] == "ZeroDivisionError"
+    assert "ZeroDivisionError" in execution.to_json()
     execution = await sdk(sandbox.run_code("import os\nos.environ.get('ONE')", envs={"ONE": "1"}))
     assert execution.text == "1"
     assert (await sdk(sandbox.run_code("os.environ.get('ONE')"))).text in (None, "None")
