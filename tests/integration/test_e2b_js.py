@@ -1,4 +1,4 @@
-"""E2B's own SDK for JavaScript, unmodified: every method of it; `make soak AREA=e2b` has it of half a year before, too."""
+"""E2B's own SDK for JavaScript, unmodified: every method; `make soak AREA=e2b` has it of half a year before, too."""
 
 from __future__ import annotations
 

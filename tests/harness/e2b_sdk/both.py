@@ -1,4 +1,4 @@
-"""What a program gets: the classes of the blocking or of the asynchronous SDK, and sandboxes that are ended after it."""
+"""What a program gets: the classes of the blocking or the asynchronous SDK, and sandboxes that are ended after it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Both:
 
     async def sleep(self, seconds: float) -> None:
         """Wait a little; the blocking SDK's programs have no loop."""
-        await asyncio.sleep(seconds) if self.is_async else time.sleep(seconds)  # noqa: ASYNC251 - there is no loop
+        await asyncio.sleep(seconds) if self.is_async else time.sleep(seconds)
 
     async def until(self, is_true: Callable[[], Any]) -> Any:
         """Return the first true result of a function of the SDK's, asked for again and again."""

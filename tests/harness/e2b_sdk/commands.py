@@ -31,7 +31,7 @@ async def foreground(sdk: Both) -> None:
     assert (await sdk(sandbox.commands.run("id -un; echo $HOME", user="root"))).stdout == "root\n/root\n"
     text = "€ü😀" * 30_000
     out: list[str] = []
-    result = await sdk(sandbox.commands.run(f"python3 -c \"print('€ü😀' * 30000, end='')\"", on_stdout=out.append))
+    result = await sdk(sandbox.commands.run("python3 -c \"print('€ü😀' * 30000, end='')\"", on_stdout=out.append))
     assert result.stdout == text == "".join(out)
     assert (await sdk(sandbox.commands.run("head -c 3000000 /dev/zero | tr '\\0' a | wc -c"))).stdout == "3000000\n"
     error = await sdk.raises(CommandExitException, lambda: sandbox.commands.run("no-such-program"))

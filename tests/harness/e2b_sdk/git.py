@@ -55,7 +55,7 @@ async def work(sdk: Both) -> None:
 
 @shows("git.dangerously_authenticate")
 async def authenticate(sdk: Both) -> None:
-    """git's own store has the login afterwards."""
+    """The store of git has the login afterwards."""
     sandbox = await sdk.create(timeout=300)
     await sdk(sandbox.git.dangerously_authenticate("me", "placeholder", host="git.example"))
     shown = await sdk(sandbox.commands.run("cat ~/.git-credentials"))

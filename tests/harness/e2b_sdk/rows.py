@@ -66,7 +66,7 @@ def shows(
     refused: Mapping[str, str] | None = None,
     is_soak: bool = False,
 ) -> Callable[[Program], Program]:
-    """Note that a program shows methods; `differs` and `refused` say how a method is not E2B's, or why it is not here."""
+    """Note that a program shows methods; `differs` and `refused` say how a method is not E2B's, or is not here."""
 
     def note(program: Program) -> Program:
         all_methods = [*methods, *(differs or {}), *(refused or {})]
@@ -106,7 +106,7 @@ def all_methods(*, is_async: bool) -> list[str]:
 
 
 def _codes(method: str, *, is_async: bool) -> set[CodeType]:
-    """Return what runs when a method is called: it may stand in the class in two forms, for a class and for an object."""
+    """Return what runs when a method is called: the class may have it twice, for itself and for its objects."""
     label, _, name = method.rpartition(".")
     if not label:
         return {getattr(import_module("e2b"), name).__code__}

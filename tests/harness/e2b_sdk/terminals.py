@@ -69,11 +69,8 @@ async def reconnect(sdk: Both) -> None:
     else:
         again = sandbox.pty.connect(handle.pid)
     await sdk(sandbox.pty.send_stdin(handle.pid, b"echo still-$((40+2)); exit 4\n"))
-    try:
-        await _wait(sdk, again, out)
-        raise AssertionError("the shell ended with 4")
-    except CommandExitException as error:
-        assert error.exit_code == 4
+    error = await sdk.raises(CommandExitException, lambda: _wait(sdk, again, out))
+    assert error.exit_code == 4
     assert b"still-42" in b"".join(out)
     second, _ = await _open(sdk, sandbox, timeout=0)
     assert await sdk(sandbox.pty.kill(second.pid)) is True
