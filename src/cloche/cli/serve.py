@@ -248,7 +248,7 @@ def _serve(
         is_debugging=sandbox_debug,
         has_sandbox_fusion=sandbox_fusion, has_agents=agents, secrets_key=secrets_key or "",
         secrets_from=secrets_from or "",
-        e2b=E2BOptions(host=host, port=e2b_port, domain=domain) if e2b else None,
+        e2b=E2BOptions(host=host, port=e2b_port, domain=domain, trusted_proxies=trusted_proxy) if e2b else None,
         options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     switch_on("server")

@@ -149,7 +149,8 @@ async def serving(command: ServeCommand) -> None:
             else:
                 from .e2b.listening import serve_e2b
 
-                await serve_e2b(service, command.e2b, beside=serving_api)
+                e2b = replace(command.e2b, certificate=command.certificate, key=command.key)
+                await serve_e2b(service, e2b, beside=serving_api)
     finally:
         listener.close()
         if beside is not None:

@@ -32,7 +32,7 @@ class OwnCertificate:
 def make_certificate(host: str) -> OwnCertificate:
     """Return a new certificate for a host. Its key is in this process's memory alone. Raises BackendUnavailable."""
     chain = _chain(host)
-    return OwnCertificate(context=_context(chain), sha256=_sha256(chain))
+    return OwnCertificate(context=context_of(chain), sha256=_sha256(chain))
 
 
 def keep_certificate(folder: str, host: str) -> tuple[str, str]:
@@ -110,7 +110,7 @@ def _sha256(chain: bytes) -> str:
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(chain[begin:].decode("ascii"))).hexdigest()
 
 
-def _context(chain: bytes) -> ssl.SSLContext:
+def context_of(chain: bytes) -> ssl.SSLContext:
     """Return a context with a key and its certificate, which `ssl` reads from a file: one in memory, without a name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -12,6 +12,7 @@ import uvicorn
 
 from cloche.core.errors import ClocheError
 from cloche.serving import http
+from cloche.serving.authority import OwnAuthority
 
 from ..observe import RequestObserver
 from ..service import Service
@@ -19,6 +20,7 @@ from .app import E2BApp
 from .calls import E2B, key_of
 from .defaults import sandbox_options
 from .options import E2BOptions
+from .tls import PROTOCOLS, lines_for_clients, reachable, serve_names, with_tls
 from .upgrades import UpgradeProtocol
 
 log = logging.getLogger("cloche.service")
@@ -32,17 +34,25 @@ async def serve_e2b(service: Service, options: E2BOptions, *, beside: Coroutine[
         beside.close()
         raise
     try:
+        port = listener.getsockname()[1]
+        options, authority = await asyncio.to_thread(with_tls, options, port)
         e2b = E2B(service, options, await asyncio.to_thread(key_of, service))
         config = uvicorn.Config(
             RequestObserver(E2BApp(e2b), service.metrics), log_config=None, log_level="critical", access_log=False,
-            server_header=False, proxy_headers=False, http=http.bounded(), lifespan="off", ws=UpgradeProtocol,
+            server_header=False, proxy_headers=bool(options.trusted_proxies),
+            forwarded_allow_ips=list(options.trusted_proxies), http=http.bounded(), lifespan="off", ws=UpgradeProtocol,
             timeout_graceful_shutdown=max(1, round(service.options.drain_s)), backlog=http.backlog(),
             ssl_certfile=options.certificate, ssl_keyfile=options.key,
         )  # fmt: skip
+        config.load()
+        if config.ssl is not None:
+            config.ssl.set_alpn_protocols(PROTOCOLS)
         service.in_background(_prepare(service))
-        _greet(options, listener.getsockname()[1])
+        _greet(options, authority, port)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(beside)
+            if authority is not None and config.ssl is not None:
+                tasks.create_task(serve_names(authority, config.ssl))
             tasks.create_task(http.serve(http.Unsignalled(config), listener))
     finally:
         listener.close()
@@ -56,10 +66,9 @@ async def _prepare(service: Service) -> None:
         log.warning("no spare sandbox can be opened: %s", error)
 
 
-def _greet(options: E2BOptions, port: int) -> None:
+def _greet(options: E2BOptions, authority: OwnAuthority | None, port: int) -> None:
     scheme = "https" if options.certificate else "http"
-    address = f"{scheme}://{http.bracketed(options.host)}:{port}"
-    print(  # noqa: T201
-        f"cloche: for E2B's SDKs: export E2B_API_URL={address} E2B_SANDBOX_URL={address} E2B_API_KEY=e2b_...",
-        file=sys.stderr, flush=True,
-    )  # fmt: skip
+    address = f"{scheme}://{http.bracketed(reachable(options.host))}:{port}"
+    lines = [f"for E2B's SDKs: export E2B_API_URL={address} E2B_SANDBOX_URL={address} E2B_API_KEY=e2b_..."]
+    for line in (*lines, *lines_for_clients(options, authority)):
+        print(f"cloche: {line}", file=sys.stderr, flush=True)  # noqa: T201
