@@ -96,6 +96,7 @@ def interpreter_context(interpreter: Interpreter, **fields: object) -> str:
     [
         ("python", "import os; print(os.environ.get('GIVEN'), os.environ.get('ONE'))"),
         ("js", "console.log(process.env.GIVEN, process.env.ONE ?? 'None')"),
+        ("ts", "const one: string = process.env.ONE ?? 'None'; console.log(process.env.GIVEN, one)"),
         ("bash", "echo $GIVEN ${ONE-None}"),
     ],
 )

@@ -74,10 +74,11 @@ class Driver:
     options: tuple[str, ...]
     new_codec: Callable[[], Codec]
     interrupt: Interrupt
+    more: tuple[str, ...] = ()  # files that are appended to it
 
     def text(self) -> str:
         """Return the driver's source."""
-        return _text(self.file_name)
+        return "".join(_text(name) for name in (self.file_name, *self.more))
 
     def command(self, program: str, path: str, link: int, answers: int) -> list[str]:
         """Return the arguments that start the driver at `path`, with descriptors `link` to read and `answers` to
@@ -99,6 +100,7 @@ JAVASCRIPT = Driver(
     options=("--expose-internals", "--no-force-async-hooks-checks"),
     new_codec=JsonCodec,
     interrupt=AGAIN,
+    more=("session_types.js",),
 )
 BASH = Driver(
     file_name="session.sh",

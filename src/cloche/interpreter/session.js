@@ -340,12 +340,20 @@ function prepareEvaluation() {
       return failed(error);
     }
   };
-  return (id, code, done) => {
+  // Tell whether V8 could not read the code at all: then nothing of it has run.
+  const isUnreadable = (answer, id) => {
+    const details = answer?.exceptionDetails;
+    if (details?.exception?.className !== 'SyntaxError' || details.stackTrace) return false;
+    return !String(details.exception.description).includes(`cell-${id}:`);
+  };
+  const evaluate = (id, code, done, source = TYPESCRIPT.test(code) ? javascriptOf(code) : code) => {
     process.exitCode = undefined;
-    const expression = `${asExpression(rewriteImports(code))}\n//# sourceURL=cell-${id}`;
+    const expression = `${asExpression(rewriteImports(source))}\n//# sourceURL=cell-${id}`;
     const settings = { expression, replMode: true, objectGroup: 'run' };
     const conclude = (failure, answer) => {
       promises.delete(id);
+      const other = source === code && isUnreadable(answer, id) ? javascriptOf(code) : code;
+      if (other !== code) return evaluate(id, code, done, other);
       if (failure) return done({ exit_code: 1, error: { name: 'Error', message: failure.message, traceback: '' } });
       resultOf(id, code, answer).then(done, (error) => done(failed(error)));
     };
@@ -354,6 +362,18 @@ function prepareEvaluation() {
     nextTick(onNextPromise, (promise) => promises.set(id, promise));
     nextTick(post, 'Runtime.evaluate', settings, conclude);
   };
+  return evaluate;
+}
+
+// A cell may be TypeScript: one that begins by saying so, or that is no JavaScript.
+const TYPESCRIPT = /^\s*\/\* typescript \*\//;
+
+function javascriptOf(code) {
+  try {
+    return typeof withoutTypes === 'function' ? withoutTypes(code) : code;
+  } catch {
+    return code; // V8 says what is wrong
+  }
 }
 
 // Call back with the next promise that is made. The first of a run is its own, and somebody has to hold it: when it was

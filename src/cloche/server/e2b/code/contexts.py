@@ -87,6 +87,8 @@ class Context:
         """Run a cell in a context that has begun."""
         assert self.held is not None  # noqa: S101 - as above
         self.executions += bool(code.strip())
+        if self.language == "typescript":
+            code = f"/* typescript */{code}"
         return await self.held.session.run(code, env=env, notebook=True, on_event=sink)
 
     async def restart(self, use: Use) -> None:
