@@ -17,15 +17,19 @@ CELLS = (
     ("function f<T extends object>(x: T, ...r: Array<Array<number>>): T { return x }\nf<{a:number}>({a:1}).a", "1"),
     ("enum C { Red, Green = 5, Blue = Green << 1 }\n[C.Red, C.Blue, C[5]].join()", "0,10,Green"),
     (
-        "class P {\n  private x: number = 1; readonly y?: string; declare z: number\n"
-        "  constructor(public name: string, private age = 3) {}\n  get(): number { return this.x + this.age } }\n"
-        "const q = new P('n'); q.get() + q.name",
+        (
+            "class P {\n  private x: number = 1; readonly y?: string; declare z: number\n"
+            "  constructor(public name: string, private age = 3) {}\n  get(): number { return this.x + this.age } }\n"
+            "const q = new P('n'); q.get() + q.name"
+        ),
         "4n",
     ),
     (
-        "abstract class S { abstract area(): number; toString(): string { return `${this.area()}` } }\n"
-        "class Q extends S implements Object { constructor(private w: number) { super() }\n"
-        "  area(): number { return this.w ** 2 } }\nString(new Q(3))",
+        (
+            "abstract class S { abstract area(): number; toString(): string { return `${this.area()}` } }\n"
+            "class Q extends S implements Object { constructor(private w: number) { super() }\n"
+            "  area(): number { return this.w ** 2 } }\nString(new Q(3))"
+        ),
         "9",
     ),
     ("const g = <T,>(x: T): T => x; g(3)", "3"),
@@ -46,10 +50,10 @@ CELLS = (
 EVALUATES = """
 const vm = require('vm');
 const { source, cells } = JSON.parse(require('fs').readFileSync(0, 'utf8'));
-const withoutTypes = vm.runInThisContext(`${source}\\nwithoutTypes`);
+const erase = vm.runInThisContext(`${source}\\nwithoutTypes`);
 const lines = (text) => text.split('\\n').length;
 console.log(JSON.stringify(cells.map((cell) => {
-  const written = withoutTypes(cell);
+  const written = erase(cell);
   return [String(vm.runInNewContext(written)), lines(written) === lines(cell)];
 })));
 """
