@@ -27,6 +27,14 @@ KEPT_S = 3_600.0  # how long an ended one is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestKey:
+    """Hold the idempotency key of a request, and the hash of what is asked for."""
+
+    text: str
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxFacts:
     """Hold the facts about one sandbox. `name` is its keeper's name for it, `worker` the attached worker."""
 
@@ -39,6 +47,11 @@ class SandboxFacts:
     api_key: str | None
     worker: str
     document: Mapping[str, Any]
+
+    @property
+    def has_run(self) -> bool:
+        """Tell whether it was opened."""
+        return "backend" in self.document
 
     @property
     def is_held_by_worker(self) -> bool:
@@ -55,15 +68,32 @@ class SandboxFacts:
 
 def begin(
     session: Session, *, id: str, project: str, name: str, worker: str, api_key: str | None,  # noqa: A002
-    document: Mapping[str, Any],
+    document: Mapping[str, Any], key: RequestKey | None = None,
 ) -> None:  # fmt: skip
-    """Add a row with status `starting`."""
+    """Add a row with status `starting`. Raises IntegrityError if this caller has already used the key."""
+    once = {} if key is None else {"idempotency_key": key.text, "request_sha256": key.sha256}
     session.execute(
         insert(StoredSandbox).values(
             id=id, project=project, created_at=now(), name=name, status=STARTING, api_key=api_key, worker=worker,
-            document=dict(document),
+            document=dict(document), **once,
         )
     )  # fmt: skip
+
+
+def find_repeated(
+    session: Session, *, project: str, api_key: str | None, key: str
+) -> tuple[SandboxFacts, bytes | None] | None:
+    """Return the sandbox of an earlier request with the same idempotency key, and that request's hash."""
+    query = select(StoredSandbox).where(
+        StoredSandbox.project == project, StoredSandbox.api_key == api_key, StoredSandbox.idempotency_key == key
+    )
+    row = session.scalars(query).first()
+    return None if row is None else (facts(row), row.request_sha256)
+
+
+def give_key_back(session: Session, sandbox_id: str) -> None:
+    """Release the idempotency key of a sandbox that never ran."""
+    session.execute(update(StoredSandbox).where(StoredSandbox.id == sandbox_id).values(idempotency_key=None))
 
 
 def note(session: Session, sandbox_id: str, status: str, document: Mapping[str, Any] | None = None) -> None:

@@ -200,6 +200,8 @@ class StoredSandbox(Owned, Table):
     worker: Mapped[str] = mapped_column(String(64), default="")
     ended_at: Mapped[str | None] = mapped_column(String(32))
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
+    idempotency_key: Mapped[str | None] = mapped_column(String(255))
+    request_sha256: Mapped[bytes | None] = mapped_column(LargeBinary(32))
 
 
 # The queue of `cloche.agent.queue`, which also creates this table if it comes first.
@@ -215,6 +217,7 @@ APPROVALS = sqlalchemy.Table(
 )
 
 
+Index("sandboxes_by_request", StoredSandbox.project, StoredSandbox.api_key, StoredSandbox.idempotency_key, unique=True)
 Index("runs_by_status", StoredRun.project, StoredRun.status, StoredRun.id)
 
 # Lists select by project, optionally by the caller's label, and return the newest first.

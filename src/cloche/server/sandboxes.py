@@ -20,8 +20,6 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
-from sqlalchemy.orm import Session
-
 from cloche.config.options import SandboxOptions
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, OutcomeUnknown
 from cloche.core.letter_case import camel
@@ -36,7 +34,7 @@ from cloche.keeper.life import KEEPS_FILES
 from cloche.records import sandboxes as records
 from cloche.records.database import Database
 from cloche.records.ids import new_id
-from cloche.records.sandboxes import ENDED, RUNNING, STARTING, SandboxFacts
+from cloche.records.sandboxes import ENDED, RUNNING, STARTING, RequestKey, SandboxFacts
 from cloche.records.workers import is_gone, is_here
 from cloche.records.writer import Writer
 from cloche.wire.asking import ask_nobody
@@ -47,8 +45,8 @@ from cloche.wire.problems import Refused
 
 from . import keepers
 from .sandbox_lives import Lives
+from .sandbox_rows import Room, begin_once
 
-MOST_LIVING = 64  # of the service unless its operator says more, as each has processes and memory
 UNUSED_S = 60.0  # how long a worker stays attached to an unused one
 JUST_S = 1.0  # so recently used: a request is about to use it
 LOOK_EVERY_S = 10.0
@@ -59,23 +57,6 @@ END_S, CLOSE_S = 15.0, 6.0  # for a sandbox to end, and for detaching
 SETTLE_S, AGAIN_S = 2.0, 0.05  # for a name to come free after its sandbox has ended
 Record = Callable[..., Awaitable[None]]  # takes a kind, and the fields of an event
 log = logging.getLogger("cloche.service")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """Bound the live sandboxes: `most` in all; fewer of one key, so that others have room."""
-
-    most: int = MOST_LIVING
-
-    @property
-    def most_of_key(self) -> int:
-        """Return how many of them one key has."""
-        return max(1, self.most - max(1, self.most // 8))
-
-    @property
-    def most_attached(self) -> int:
-        """Return to how many keepers one worker is attached."""
-        return max(1, self.most - max(1, self.most // 16))
 
 
 class Sandboxes:
@@ -108,12 +89,12 @@ class Sandboxes:
 
     async def create(
         self, *, project: str, api_key: str | None, terms: Terms, document: Mapping[str, Any],
-        options: Mapping[str, Any], files: Mapping[str, bytes | InputFile] | None,
+        options: Mapping[str, Any], files: Mapping[str, bytes | InputFile] | None, key: RequestKey | None = None,
     ) -> SandboxFacts:  # fmt: skip
         """Open a sandbox; return it once it runs, and its row and audit event are written.
 
-        A keeper holds it where its backend has names and `terms` no lease; otherwise this worker. Raises Refused (429)
-        for too many, ClocheError.
+        A keeper holds it where its backend has names and `terms` no lease; otherwise this worker. With `key` the same
+        request opens one sandbox. Raises Refused (409, 429), see `sandbox_rows`; ClocheError.
         """
         sandbox_id = new_id("sb")
         is_held = await asyncio.to_thread(needs_worker, options, terms)
@@ -122,7 +103,8 @@ class Sandboxes:
             "id": sandbox_id, "project": project, "name": sandbox_name(sandbox_id), "worker": self._worker,
             "api_key": api_key,
         }  # fmt: skip
-        await self._writer.write(partial(_begin, room=self._room, row=row, document=document))
+        if (earlier := await begin_once(self._writer, self._read, self._room, row, document, key)) is not None:
+            return earlier
         try:
             async with self._starting:
                 if is_held:
@@ -205,7 +187,7 @@ class Sandboxes:
         row = {
             "id": sandbox_id, "project": caller.project, "name": name, "worker": self._worker, "api_key": caller.key_id
         }  # fmt: skip
-        await self._writer.write(partial(_begin, room=self._room, row=row, document=document))
+        await begin_once(self._writer, self._read, self._room, row, document, None)
         try:
             with self._owning(sandbox_id, caller.key_id):
                 yield
@@ -568,24 +550,6 @@ class _Held:
 
 async def _ready(attachment: Attachment) -> Attachment:
     return attachment
-
-
-def _begin(session: Session, *, room: Room, row: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-    _check_room(session, room, row["api_key"])
-    records.begin(session, **row, document=document)
-
-
-def _check_room(session: Session, room: Room, api_key: str | None) -> None:
-    if api_key is not None and records.count_living(session, api_key) >= room.most_of_key:
-        why = f"{room.most_of_key} sandboxes of this key are live already, the maximum of a key"
-    elif records.count_living(session) >= room.most:
-        why = f"{room.most} sandboxes are live already, the maximum of the service (--sandboxes)"
-    else:
-        return
-    raise Refused(
-        429, "too-many-sandboxes", why,
-        remedy="end one: DELETE /api/sandboxes/{id}",
-    )  # fmt: skip
 
 
 def _ended(facts: SandboxFacts) -> Refused:

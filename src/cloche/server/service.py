@@ -48,7 +48,8 @@ from .identities import Identities
 from .metrics import Metrics
 from .peers import Peers
 from .run_rows import StoredRuns
-from .sandboxes import KEEP_S, MOST_LIVING, Room, Sandboxes
+from .sandbox_rows import MOST_LIVING, Room
+from .sandboxes import KEEP_S, Sandboxes
 from .secrets import ServiceSecrets
 
 T = TypeVar("T")

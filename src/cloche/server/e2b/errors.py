@@ -27,6 +27,7 @@ STATUS_OF_CODE: Mapping[str, int] = {
     "aborted": 409, "out_of_range": 400, "unimplemented": 501, "internal": 500, "unavailable": 503,
     "data_loss": 500, "unauthenticated": 401,
 }  # fmt: skip
+ERROR_CODES: Mapping[str, str] = {"idempotency-key-reused": "idempotency_request_mismatch"}  # of kinds of problems
 RETRIED = frozenset({429, 502, 503, 504})
 
 
@@ -68,7 +69,10 @@ def as_e2b(error: Exception) -> E2BError:
     status = 400 if problem.status == 422 else problem.status
     is_known = isinstance(error, ClocheError | Refused | InvalidFields)
     can_retry = status == 503 or (status == 429 and "Retry-After" in problem.headers)
-    return E2BError(status, message, can_retry=is_known and can_retry, headers=problem.headers)
+    return E2BError(
+        status, message, can_retry=is_known and can_retry, headers=problem.headers,
+        error_code=ERROR_CODES.get(getattr(error, "kind", "")),
+    )  # fmt: skip
 
 
 def _headers(error: E2BError) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -10,7 +12,8 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from cloche.records.ids import moment
-from cloche.records.sandboxes import SandboxFacts
+from cloche.records.runs import check_idempotency_key
+from cloche.records.sandboxes import RequestKey, SandboxFacts
 from cloche.wire.held import Terms
 from cloche.wire.problems import Refused
 
@@ -68,9 +71,18 @@ async def create(call: Call, version: int) -> Response:
     terms = Terms(lifetime_s=timeout_s, at_end=body.at_end)
     facts = await call.service.sandboxes.create(
         project=caller.project, api_key=caller.key_id, terms=terms, document=document_of(body, template, timeout_s),
-        options=options, files=None,
+        options=options, files=None, key=_request_key(call, body, timeout_s),
     )  # fmt: skip
     return JSONResponse(as_sandbox(call, facts), 201)
+
+
+def _request_key(call: Call, body: NewSandbox, timeout_s: int) -> RequestKey | None:
+    """Return the request's idempotency key, and the hash of what is asked for. Raises InvalidRequest."""
+    text = check_idempotency_key(call.request.headers.get("idempotency-key"))
+    if text is None:
+        return None
+    asked = json.dumps({**body.model_dump(), "timeout": timeout_s}, sort_keys=True)
+    return RequestKey(text=text, sha256=hashlib.sha256(asked.encode()).digest())
 
 
 def as_sandbox(call: Call, facts: SandboxFacts) -> dict[str, Any]:
