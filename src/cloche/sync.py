@@ -143,6 +143,16 @@ class Process:
         """Return its process id inside the sandbox."""
         return self._process.pid
 
+    @property
+    def is_terminal(self) -> bool:
+        """Tell whether it has a terminal."""
+        return self._process.is_terminal
+
+    @property
+    def has_input(self) -> bool:
+        """Tell whether it still reads its standard input, if it was found with `reads=False`."""
+        return self._process.has_input
+
     def __enter__(self) -> Self:
         return self
 

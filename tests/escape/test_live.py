@@ -454,7 +454,7 @@ def test_what_one_client_sent_is_none_of_the_next_ones_window() -> None:
         sent = 300_000  # what a pipe holds, and most of a window
         await first.write(bytes(sent))
         first.detach()
-        second = await sandbox.attach_process(first.id)
+        second = await sandbox.attach_process({"id": first.id})
         await second.write(bytes(sent))
         second.close_stdin()
         assert int(await second.stdout.read()) == 2 * sent

@@ -61,7 +61,7 @@ async def attach(scene: Scene) -> None:
     """Come back to a process that goes on."""
     process = await scene.sandbox.start_process(ProcessRequest(argv=("sleep", "1000"), kept=True))
     process.detach()
-    found = await scene.sandbox.attach_process(process.id)
+    found = await scene.sandbox.attach_process({"id": process.id})
     await scene.ask("output", id=process.id)
     await found.close()
 

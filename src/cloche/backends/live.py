@@ -21,15 +21,16 @@ from cloche.core.errors import (
 )
 from cloche.core.events import Sink
 from cloche.core.limits import Limits
-from cloche.core.processes import ListeningPort, ProcessInfo, ProcessRequest
+from cloche.core.processes import ListeningPort, ProcessInfo, ProcessKey, ProcessRequest
 from cloche.core.protocols import OpenConnection
 from cloche.core.result import Result
 from cloche.egress.windows import Decide, SharedNetwork
 from cloche.init import wire
 
 from .init_link import InitLink, Operation, OperationFailed
+from .live_control import LiveControl
 from .live_files import FILE_S, LiveFiles
-from .live_process import LiveProcess, command_result, number_of, process_info
+from .live_process import START_S, LiveProcess, command_result, describe_request, number_of, process_info
 from .live_streams import ByteStream
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class LiveSandbox(LiveFiles):
             "start", waits=True, argv=list(request.argv), env=env, cwd=cwd, user=user,
             timeout_s=request.timeout_s, streams=[] if request.terminal else [0, 1, 2][not request.has_input :],
             terminal=list(request.terminal) if request.terminal else None, is_kept=request.kept,
-            remove=self.take_leftover(),
+            remove=self.take_leftover(), tag=request.tag, alone=request.alone, listed=describe_request(request),
         )  # fmt: skip
         return await self.begun(self._process(channel, sink, request.timeout_s))
 
@@ -268,13 +269,29 @@ class LiveSandbox(LiveFiles):
             raise
         return process
 
-    async def attach_process(self, name: str, sink: Sink | None = None) -> LiveProcess:
-        """Return a process by its id, running or recently ended. Raises InvalidRequest."""
+    async def attach_process(self, key: ProcessKey, sink: Sink | None = None) -> LiveProcess:
+        """Return a process, running or recently ended. Raises InvalidRequest."""
         link = await self.connected()
         try:
-            return await self.begun(self._process(link.open("attach", id=name), sink))
+            return await self.begun(self._process(link.open("attach", **key), sink))
         except StartFailed as error:
             raise InvalidRequest(f"process: {error}") from error
+
+    async def control_process(self, key: ProcessKey) -> LiveControl:
+        """Return a running process without its output. Raises InvalidRequest."""
+        channel = (await self.connected()).open("control", **key)
+        process = LiveControl(channel)
+        try:
+            async with asyncio.timeout(START_S):
+                await process.begin()
+        except OperationFailed as error:
+            raise InvalidRequest(f"process: {error}") from error
+        except TimeoutError as error:
+            raise OutcomeUnknown("the sandbox did not answer") from error
+        except BaseException:
+            channel.close()
+            raise
+        return process
 
     async def read_output(self, name: str) -> tuple[bytes, bytes]:
         """Return the kept output of a process; see core.protocols.OpenLiveSandbox."""

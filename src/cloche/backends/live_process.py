@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
@@ -20,8 +21,9 @@ from cloche.core.errors import (
 )
 from cloche.core.events import HeadTail, OutputChunk, Sink, Started, Stream, discard
 from cloche.core.functions import OfferedFunctions
+from cloche.core.guest_json import decode
 from cloche.core.limits import Limits
-from cloche.core.processes import Detached, ProcessInfo
+from cloche.core.processes import Detached, ProcessInfo, ProcessRequest
 from cloche.core.record import replace
 from cloche.core.result import KillCause, Observed, Result, Usage, Verdict, decide
 from cloche.egress.client import Traffic
@@ -37,6 +39,7 @@ from .saved_files import Changes
 START_S = 60.0  # for the sandbox to report a process's start
 LATE_S, LATE_ROUNDS = 10.0, 4  # after a time-out, for the sandbox to report the end
 MOST_NUMBER = 1e18
+MOST_LISTED = 4096  # characters of a command's description in the list of processes
 NAMES: dict[int, Stream] = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}
 
 
@@ -58,7 +61,7 @@ class LiveProcess:
         """
         self._channel, self._limits = channel, limits
         self._timeout_s, self._make_result = timeout_s, make_result
-        self.id, self.pid = "", 0
+        self.id, self.pid, self.is_terminal = "", 0, False
         self._is_announced = False
         self.stdout, self.stderr = ByteStream(channel, wire.STDOUT), ByteStream(channel, wire.STDERR)
         self.kept = {wire.STDOUT: HeadTail(limits.output_bytes), wire.STDERR: HeadTail(limits.output_bytes)}
@@ -100,6 +103,7 @@ class LiveProcess:
         except OperationFailed as error:
             raise not_started(error) from error
         self.id, self.pid = str(started.get("id", "")), int(number_of(started.get("pid")))
+        self.is_terminal = started.get("is_terminal") is True
         self._announce()
         self._started_at = monotonic()
         self._end = asyncio.get_running_loop().create_task(self._wait_for_end())
@@ -364,6 +368,7 @@ def process_info(row: Mapping[str, Any]) -> ProcessInfo:
     """Read a row of the list of processes."""
     status = row.get("status")
     verdict = decide(observed_end(row)) if isinstance(status, int) else None
+    argv, cwd, env = _listed(row.get("listed"))
     return ProcessInfo(
         id=str(row.get("id", "")),
         pid=int(number_of(row.get("pid"))),
@@ -374,4 +379,25 @@ def process_info(row: Mapping[str, Any]) -> ProcessInfo:
         printed=int(number_of(row.get("printed"))),
         is_attached=row.get("is_attached") is True,
         is_stopped=row.get("is_stopped") is True,
+        tag=str(row.get("tag", "")),
+        argv=argv,
+        cwd=cwd,
+        env=env,
     )
+
+
+def describe_request(request: ProcessRequest) -> str:
+    """Return what the list of processes has of a request; empty if that is long."""
+    text = json.dumps([list(request.argv), request.cwd, dict(request.env)], separators=(",", ":"))
+    return text if len(text) <= MOST_LISTED else ""
+
+
+def _listed(text: object) -> tuple[tuple[str, ...], str | None, Mapping[str, str]]:
+    """Read that again, from a sandbox."""
+    if not isinstance(text, str) or not 0 < len(text) <= MOST_LISTED:
+        return (), None, {}
+    try:
+        (argv, cwd, env), _ = decode(text, MOST_LISTED, mends_text=True)
+        return tuple(map(str, argv)), cwd if cwd is None else str(cwd), {str(name): str(env[name]) for name in env}
+    except (ValueError, TypeError, KeyError):
+        return (), None, {}

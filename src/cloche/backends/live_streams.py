@@ -91,3 +91,24 @@ class ByteStream:
     async def _iterate(self) -> AsyncIterator[bytes]:
         while piece := await self.read():
             yield piece
+
+
+class EmptyStream:
+    """Be a stream without content, whose output another client reads."""
+
+    async def read(self, most: int = 1 << 16) -> bytes:
+        """Return nothing."""
+        del most
+        return b""
+
+    async def read_all(self, max_bytes: int) -> bytes:
+        """Return nothing."""
+        del max_bytes
+        return b""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[bytes]:
+        if piece := await self.read():
+            yield piece

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cloche.execution.sandbox import AsyncSandbox
 
 KEYS_VARIABLE, USUAL_KEYS = "CLOCHE_DETACH_KEYS", "ctrl-p,ctrl-q"
-KEPT_BYTES = 1 << 15  # of output that no terminal has received, see `cloche.init.process`
+KEPT_BYTES = 1 << 15  # of output that no terminal has received, see `cloche.init.streams`
 HOLD_S = 0.5  # how long the first detach key waits for the next one
 REPLAY_S, REDRAW_S = 0.05, 0.3  # for kept output to come, and for a program to draw after a change of its size
 STOPPED_S, LOOKS = 0.3, 4  # between two looks at whether Ctrl-Z has stopped the program

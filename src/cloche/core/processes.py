@@ -12,6 +12,8 @@ from .request import check_argv, check_env
 from .result import Status
 
 FileType = Literal["file", "directory", "link", "other"]
+MOST_TAG = 256
+ProcessKey = Mapping[str, str | int]  # one of `id`, `pid` and `tag`
 ByteRange = tuple[int | None, int | None]  # the first and the last byte; without the first, the number from the end
 ChangeKind = Literal["created", "changed", "written", "attributes", "removed", "moved", "lost", "over"]
 
@@ -26,7 +28,8 @@ class ProcessRequest:
 
     A `user` of None is the sandbox's own. A `timeout_s` of None lasts as long as the sandbox. `terminal` has rows and
     columns: the process has a terminal in place of pipes. A `kept` process lives on when its client goes. Without
-    `has_input` its standard input is empty.
+    `has_input` its standard input is empty. By its `tag` it can be found again. Where it is `alone`, it ends when its
+    output does, of which processes that it has started may be writers, and its time-out kills none of these.
     """
 
     argv: tuple[str, ...]
@@ -37,8 +40,12 @@ class ProcessRequest:
     terminal: tuple[int, int] | None = None
     kept: bool = False
     has_input: bool = True
+    tag: str = ""
+    alone: bool = False
 
     def __post_init__(self) -> None:
+        if len(self.tag) > MOST_TAG:
+            raise InvalidRequest(f"tag: give text of at most {MOST_TAG} characters")
         if not self.argv:
             raise InvalidRequest("argv: give a list whose first word is a program; use shell= for a shell command")
         check_argv(self.argv)
@@ -47,8 +54,10 @@ class ProcessRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """Describe a process of a sandbox: its id, its pid inside, its command, seconds since its start.
+    """Describe a process of a sandbox: its id, its pid inside, its command, seconds since its start, its `tag`.
 
+    A running one that was started as a command has its `argv`, `cwd` and the variables in `env` as they were given,
+    unless they are long.
     `exit_code` and `status` are None while it runs. `printed` counts the bytes of its output so far, `is_attached`
     tells whether a client receives it, `is_stopped` whether all in the foreground of its terminal is stopped (Ctrl-Z).
     """
@@ -62,6 +71,10 @@ class ProcessInfo:
     printed: int = 0
     is_attached: bool = False
     is_stopped: bool = False
+    tag: str = ""
+    argv: tuple[str, ...] = ()
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from .events import Sink
 from .file_protocols import SupportsPaths
 from .limits import Limits
 from .policy import Policy
-from .processes import FileChange, ListeningPort, ProcessInfo, ProcessRequest
+from .processes import FileChange, ListeningPort, ProcessInfo, ProcessKey, ProcessRequest
 from .record import dataclass, field
 from .request import PLAIN_CELL, CellOptions, InputFile, Request, WorkspaceContainer
 from .result import KillCause, Result
@@ -417,10 +417,9 @@ class OpenProcess(Protocol):
         ...
 
     async def result(self, *, takes_output: bool = True) -> Result:
-        """Wait for its end and return its result.
+        """Wait for its end and return its result; `takes_output` reads streams without a reader into it.
 
-        With `takes_output`, streams without a reader are read meanwhile, and are in the result; else they wait for a
-        reader. Raises StartFailed, OutcomeUnknown, Detached.
+        Raises StartFailed, OutcomeUnknown, Detached.
         """
         ...
 
@@ -434,14 +433,15 @@ class SupportsProcesses(Protocol):
     """Start any number of processes in a live sandbox."""
 
     async def start_process(self, request: ProcessRequest, sink: Sink | None = None) -> OpenProcess:
-        """Start a process. Its output goes to `sink`, as events, and to its result; without one, it is to be read.
-
-        Raises StartFailed, SandboxFileError for a `cwd` that cannot be entered, BackendUnavailable for one too many.
-        """
+        """Start a process. Its output goes to `sink`, as events, and to its result; without one, it is to be read."""
         ...
 
-    async def attach_process(self, name: str, sink: Sink | None = None) -> OpenProcess:
-        """Return a process that runs or has ended lately, by its id. Raises InvalidRequest for an unknown id."""
+    async def attach_process(self, key: ProcessKey, sink: Sink | None = None) -> OpenProcess:
+        """Return a process that runs or has ended lately. Raises InvalidRequest for an unknown one."""
+        ...
+
+    async def control_process(self, key: ProcessKey) -> OpenProcess:
+        """Return one that runs, whose output stays with its reader. Raises InvalidRequest for an unknown one."""
         ...
 
     async def list_processes(self) -> Sequence[ProcessInfo]:

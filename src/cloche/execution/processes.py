@@ -74,6 +74,16 @@ class AsyncProcess:
         return self._process.pid
 
     @property
+    def is_terminal(self) -> bool:
+        """Tell whether it has a terminal."""
+        return bool(getattr(self._process, "is_terminal", False))
+
+    @property
+    def has_input(self) -> bool:
+        """Tell whether it still reads its standard input, if it was found with `reads=False`."""
+        return bool(getattr(self._process, "has_input", True))
+
+    @property
     def stdout(self) -> OpenStream:
         """Return its standard output; with a terminal, all of the terminal's output."""
         return self._process.stdout
@@ -198,15 +208,21 @@ class ProcessOperations(LiveOperations):
         user: str | None = None,
         timeout: float | str | None = None,  # noqa: ASYNC109 - it ends the command, not the call
         keep: bool = False,
+        tag: str = "",
+        alone: bool = False,
+        has_input: bool = True,
     ) -> AsyncProcess:
         """Start a command and return it while it runs; the arguments are as for `exec`.
 
         It has no time-out unless one is given. With `keep`, the end of its block detaches it instead of killing it.
+        `process` finds it by its `tag`, too. With `alone`, it ends when its output does, which processes that it has
+        started may still write, and its time-out kills none of these. Without `has_input` its standard input is empty.
         """
         limit = None if timeout is None else parse_duration(timeout, name="timeout")
-        return await self._started(
-            "start", self._command(argv, shell, cwd, env, user, timeout_s=limit, kept=keep), shell
+        request = self._command(
+            argv, shell, cwd, env, user, timeout_s=limit, kept=keep, has_input=has_input, tag=tag, alone=alone
         )
+        return await self._started("start", request, shell)
 
     async def terminal(
         self,
@@ -219,6 +235,8 @@ class ProcessOperations(LiveOperations):
         user: str | None = None,
         timeout: float | str | None = None,  # noqa: ASYNC109 - it ends the command, not the call
         keep: bool = False,
+        tag: str = "",
+        alone: bool = False,
     ) -> AsyncProcess:
         """Start a command, by default a shell, with its own terminal. All of its output is in `stdout`.
 
@@ -227,18 +245,32 @@ class ProcessOperations(LiveOperations):
         _check_size(rows, columns)
         command = SHELL if argv is None else argv
         limit = None if timeout is None else parse_duration(timeout, name="timeout")
-        request = self._command(command, None, cwd, env, user, timeout_s=limit, terminal=(rows, columns), kept=keep)
+        request = self._command(
+            command, None, cwd, env, user, timeout_s=limit, terminal=(rows, columns), kept=keep, tag=tag, alone=alone
+        )
         return await self._started("terminal", request, None)
 
-    async def process(self, id: str) -> AsyncProcess:  # noqa: A002 - as the process's own property
-        """Return a process by its ID: a running one, or one that ended recently.
+    async def process(
+        self,
+        id: str | None = None,  # noqa: A002 - as the process's own property
+        *,
+        pid: int | None = None,
+        tag: str | None = None,
+        reads: bool = True,
+    ) -> AsyncProcess:
+        """Return a process by its ID, its process ID or its tag: a running one, or one that ended recently.
 
-        It is taken from any other object that holds it. Of each stream, the last 32 KiB of unread output can be read.
+        Of several with a tag it is the last. It is taken from any other object that holds it. Of each stream, the last
+        32 KiB of unread output can be read. With `reads=False` it must run, its output stays with its reader, and it
+        goes on at the end of the block: it can be written to, signalled, resized and killed.
         """
-        if not isinstance(id, str):
-            raise InvalidRequest(f"id: {id!r} is not an id of a process; processes lists them")
-        opened = await self._require_live("process").attach_process(id)
-        return AsyncProcess(opened, notes=self._prepared.notes)
+        given = {name: value for name, value in (("id", id), ("pid", pid), ("tag", tag)) if value is not None}
+        kinds = {"id": str, "pid": int, "tag": str}
+        if len(given) != 1 or not all(isinstance(value, kinds[name]) for name, value in given.items()):
+            raise InvalidRequest("process: give one of id, pid and tag; processes lists them")
+        live = self._require_live("process")
+        opened = await (live.attach_process(given) if reads else live.control_process(given))
+        return AsyncProcess(opened, notes=self._prepared.notes, is_kept=not reads)
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
         """Return the processes that commands and runs started: running ones, and those that ended recently."""
@@ -260,6 +292,8 @@ class ProcessOperations(LiveOperations):
         terminal: tuple[int, int] | None = None,
         kept: bool = False,
         has_input: bool = True,
+        tag: str = "",
+        alone: bool = False,
     ) -> ProcessRequest:
         """Check the arguments of a command against the rules, and return the request."""
         if (argv is None) == (shell is None):
@@ -278,7 +312,7 @@ class ProcessOperations(LiveOperations):
         return ProcessRequest(
             argv=shell_argv(shell) if shell is not None else read_argv(argv or ()),
             cwd=_checked_folder(cwd, policy), env={**self._env, **read_env(env)}, user=user, timeout_s=timeout_s,
-            terminal=terminal, kept=kept, has_input=has_input,
+            terminal=terminal, kept=kept, has_input=has_input, tag=tag, alone=alone,
         )  # fmt: skip
 
     async def _started(self, kind: str, request: ProcessRequest, shell: str | None) -> AsyncProcess:

@@ -5,8 +5,8 @@ of its tree. Out: frames with output, exits, files, and bytes of connections.
 
 - `wire` is the one protocol between a sandbox and its clients, with all operations.
 - `loop` waits for descriptors and clocks, `server` performs the client's operations.
-- `process` is one process with its streams, its end, and the output kept for a client that returns; `tree` ends all
-  processes of a tree; `terminal` makes pseudo-terminals.
+- `process` is one process, its end, and with `streams` the output kept for a client that returns; `control` reaches one
+  whose output another client reads; `tree` ends all processes of a tree; `terminal` makes pseudo-terminals.
 - `files` runs with a guest's own rights to read or change files. It uses `content`, `folders`, `archive` and `watch`,
   with names of any bytes (`names`) and `patterns`.
 - `ports` connects to servers inside and lists them.

@@ -9,6 +9,7 @@ import os
 import time
 
 from . import wire
+from .control import Control
 from .lifetime import Lifetime
 from .loop import POLLIN, Loop, now
 from .names import unpack
@@ -39,6 +40,8 @@ MOST_REAPED = 64  # in one turn: those that others leave behind may die as fast 
 TICK_S = 0.001  # between two looks at a clock that moves on every few milliseconds
 GONE_S = 0.02  # between two looks at whether all that was asked to end is gone
 ROOM_S = 0.02  # between two looks at whether a process that waits for room can be started
+MOST_AWAITING = 64  # ended processes whose output others may still write
+MOST_LISTED = 1 << 18  # characters of the descriptions in one list of processes
 MOST_BEHIND_S = 0.5  # how long is looked, where that clock was set back meanwhile
 REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
 
@@ -56,6 +59,7 @@ class Server:
         self.processes: dict[str, Process] = {}
         self.by_pid: dict[int, Process] = {}
         self.kept: dict[str, Process] = {}  # ended, oldest first
+        self.awaiting: dict[Process, None] = {}  # ended but for their output, oldest first
         self.waiting: dict[int, _Waiting] = {}  # for room, by channel, in their order
         self.most_at_once = 0  # processes of the sandbox when there was no room for another one
         self.pausing: set[Process | _Refreshing] = set()  # operations for which everything else stands still
@@ -246,21 +250,39 @@ class Server:
         self.channels[number] = process
         process.attach(number)
 
+    def _control(self, number: int, order: dict[str, Any]) -> None:
+        process = self._process_of(order)
+        if process.id not in self.processes:
+            raise wire.Refused("not_found", f"process {process.id} has ended")
+        self.channels[number] = Control(self, number, process)
+        stdin = process.incoming.get(wire.STDIN)
+        self.loop.send(wire.json_frame(
+            wire.EVENT, number, event="started", id=process.id, pid=process.pid, is_terminal=process.has_terminal,
+            has_input=stdin is not None and stdin.fd >= 0,
+        ))  # fmt: skip
+
     def _process_of(self, order: dict[str, Any]) -> Process:
-        name = str(order.get("id"))
-        process = self.processes.get(name) or self.kept.get(name)
-        if process is None:
-            raise wire.Refused("not_found", f"there is no process {name!r}, or it ended long ago")
-        return process
+        """Return the process with an `id`; or the last one with a `pid` or a `tag`, one that runs before others."""
+        key = "id" if "id" in order else "pid" if "pid" in order else "tag"
+        value = int(order["pid"]) if key == "pid" else str(order.get(key))
+        rows: dict[str, Process] = {**self.kept, **self.processes}
+        for process in reversed(rows.values()) if key != "id" else filter(None, (rows.get(str(value)),)):
+            if getattr(process, key) == value and (key == "id" or not process.is_hidden):
+                return process
+        raise wire.Refused("not_found", f"there is no process with {key} {value!r}, or it ended long ago")
 
     def _kill(self, number: int, order: dict[str, Any]) -> None:
         self._process_of(order).kill(str(order.get("cause", "")))
         self.close(number)
 
     def _list(self, number: int, _: dict[str, Any]) -> None:
-        rows = [
-            process.describe() for process in (*self.kept.values(), *self.processes.values()) if not process.is_hidden
-        ]
+        shown = [process for process in (*self.kept.values(), *self.processes.values()) if not process.is_hidden]
+        rows = [process.describe() for process in shown]
+        room = MOST_LISTED
+        for process, row in zip(shown, rows, strict=True):
+            if process.status is None and len(process.listed) <= room:
+                row["listed"] = process.listed
+                room -= len(process.listed)
         self._note_stopped(rows)
         self.loop.send(wire.json_frame(wire.EVENT, number, event="processes", processes=rows))
         self.close(number)
@@ -426,8 +448,15 @@ class Server:
                 self.host.note_orphan(pid)
         self.loop.call_at("dead", now(), lambda: self._take_dead(0))
 
+    def note_awaiting(self, process: Process) -> None:
+        """Take note of a process that has ended but for its output. Of too many, the oldest ends at once."""
+        self.awaiting[process] = None
+        if len(self.awaiting) > MOST_AWAITING:
+            next(iter(self.awaiting)).await_no_output()
+
     def forget(self, process: Process) -> None:
         """Remove a process from the running ones, and keep its result for a while."""
+        self.awaiting.pop(process, None)
         if self.processes.pop(process.id, None) is None:
             return
         self._resume_after(process)
@@ -510,6 +539,7 @@ class _Nothing:
 OPERATIONS: dict[str, Callable[[Server, int, dict[str, Any]], None]] = {
     "start": Server._start,
     "attach": Server._attach,
+    "control": Server._control,
     "processes": Server._list,
     "usage": Server._usage,
     "kill": Server._kill,

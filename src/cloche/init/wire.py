@@ -18,12 +18,14 @@ the connection. `Credit` counts both directions.
 **Operations** (arguments; events; streams):
 
 - `start`: a process. `argv`, or `python` (settings of the interpreter), `env`, `cwd`, `user`, `timeout_s`, `streams`,
-  `terminal` (`[rows, columns]`), `is_kept`, `remove`, `folders` and `files` (paths; path, mode, content in hexadecimal:
-  done first, by the process). With `waits`, a process without room among the sandbox's processes waits for it, as long
-  as its time-out or LONGEST_WAIT_S, after earlier ones, and then fails as it does without: `pids`.
-  Events: `waiting`; `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`, `dropped`
-  bytes, how many system calls of the tree were `denied`, and of a failed process `pids_hits` and `is_full`: whether the
-  limit on processes was reached meanwhile, and nothing more can be written.
+  `terminal` (`[rows, columns]`), `is_kept`, `tag`, `listed` (text for `processes`), `alone`, `remove`, `folders` and
+  `files` (paths; path, mode, content in hexadecimal: done first, by the process). With `waits`, a process without room
+  among the sandbox's processes waits for it, as long as its time-out or LONGEST_WAIT_S, after earlier ones, and then
+  fails as it does without: `pids`. With `alone` it ends when its output does, which others may still write, and its
+  time-out kills none of these.
+  Events: `waiting`; `started` with `id`, `pid` and `is_terminal`; `exit` with `status` (a wait status), `cause`,
+  `usage`, `dropped` bytes, how many system calls of the tree were `denied`, and of a failed process `pids_hits` and
+  `is_full`: whether the limit on processes was reached meanwhile, and nothing more can be written.
   Streams: 0 in, 1 and 2 out, 3 reports of a Python program, 4 a session's requests. ASK: `signal` with `number` and
   `to` (`process`, `group` or `tree`), `resize` with `rows` and `columns`, `kill` with `cause`, `keep`, `rest` with
   `is_resting`: it has no request now, so its memory need not be watched closely. CLOSE by the client kills the tree,
@@ -31,9 +33,13 @@ the connection. `Credit` counts both directions.
   its end when all processes that it started have ended. A program has its ends of 4 and 3 as descriptors 3 and 4. 5 and
   6 carry its calls of the client's functions and the answers (`cloche.functions`): frames like these, OPEN and CLOSE,
   whose channel is the number of a call; the first one inside is HELLO. It has them as descriptors 5 and 6.
-- `attach`: the streams and the exit of a running or kept process, by `id`. First come the last unread bytes.
-- `processes`: one event `processes` with a list of the running and the kept ended ones. Of each: `printed` bytes so
-  far, whether a client `is_attached`, and whether all in the foreground of its terminal `is_stopped`.
+- `attach`: the streams and the exit of a running or kept process, by `id`, `pid` or `tag`: the last one that was
+  started, one that runs before others. First come the last unread bytes.
+- `control`: a running process, by the same, whose output stays where it is. Event `started`, also with `has_input`.
+  Stream 0 in; ASK: `signal`, `resize`, `kill`. It is closed with the error `closed` if the process does not read input.
+- `processes`: one event `processes` with a list of the running and the kept ended ones. Of each: its `tag`, `printed`
+  bytes so far, whether a client `is_attached`, and whether all in the foreground of its terminal `is_stopped`; of
+  running ones `listed`, as far as there is room.
 - `usage`: one event `usage` with `cpu_s` of all processes so far, how many `processes` live and how many of them are
   `stopped`, and their `memory_bytes` (shared pages count for each).
 - `kill`: a tree, by `id`.

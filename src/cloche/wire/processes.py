@@ -7,16 +7,16 @@ A process belongs to its sandbox, not to the server, which detaches from it afte
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from cloche.core.errors import NotFound
+from cloche.core.errors import InvalidRequest, NotFound
 from cloche.core.escape import escape_name
-from cloche.core.processes import ProcessInfo
-from cloche.execution.processes import SignalTarget
+from cloche.core.processes import MOST_TAG, ProcessInfo
+from cloche.execution.processes import AsyncProcess, SignalTarget
 
 from .attachments import SharedProcess, encode_result
 from .exec_options import Amount, WireModel, Word, decoded
@@ -40,6 +40,8 @@ class NewProcess(WireModel):
     env: dict[Word, str] | None = None
     user: Word | None = None
     timeout: Amount | None = None
+    tag: Annotated[str, StringConstraints(max_length=MOST_TAG)] = ""
+    alone: bool = False
 
 
 class Input(WireModel):
@@ -75,7 +77,7 @@ async def processes(use: Use) -> dict[str, Any]:
 def as_dict(info: ProcessInfo) -> dict[str, Any]:
     """Return plain data in the wire's format."""
     return {
-        "id": info.id, "pid": info.pid, "command": info.command, "age": info.age,
+        "id": info.id, "pid": info.pid, "tag": info.tag, "command": info.command, "age": info.age,
         "status": str(info.status or "running"),
         "exitCode": info.exit_code,
     }  # fmt: skip
@@ -106,26 +108,44 @@ async def write(use: Use, process_id: str, body: Input) -> dict[str, Any]:
     data = body.content()
     if len(data) > MOST_INPUT:
         raise Refused(413, "body-too-large", f"base64: more than {MOST_INPUT} bytes; send them in pieces")
-    await find(use, process_id)
-    async with use.held.process(process_id) as shared:
-        try:
-            async with asyncio.timeout(INPUT_S):
-                is_read = not data or await shared.process.write(data)
-        except TimeoutError:
-            raise Refused(
-                409, "not-read", f"the process did not read all input within {INPUT_S:g} s; it may have read a part"
-            ) from None
-        if body.end:
-            await shared.process.close_stdin()
+    is_read = False
+    async with reached(use, process_id) as process:
+        if process is not None:
+            is_read = await _written(process, data)
+            if body.end:
+                await process.close_stdin()
     return {"id": process_id, "isRead": is_read}
+
+
+async def _written(process: AsyncProcess, data: bytes) -> bool:
+    try:
+        async with asyncio.timeout(INPUT_S):
+            return not data or await process.write(data)
+    except TimeoutError:
+        raise Refused(
+            409, "not-read", f"the process did not read all input within {INPUT_S:g} s; it may have read a part"
+        ) from None
 
 
 async def send_signal(use: Use, process_id: str, body: Signal) -> dict[str, Any]:
     """Send a signal."""
-    await find(use, process_id)
-    async with use.held.process(process_id) as shared:
-        await shared.process.signal(body.signal, body.to)
+    async with reached(use, process_id) as process:
+        if process is not None:
+            await process.signal(body.signal, body.to)
     return as_dict(await find(use, process_id))
+
+
+@asynccontextmanager
+async def reached(use: Use, process_id: str) -> AsyncIterator[AsyncProcess | None]:
+    """Yield a running process, whose output stays with its reader; None for one that has ended. Raises NotFound."""
+    try:
+        process = await use.sandbox.process(process_id, reads=False)
+    except InvalidRequest:
+        await find(use, process_id)
+        yield None
+        return
+    async with process:
+        yield process
 
 
 async def kill(use: Use, process_id: str) -> dict[str, Any]:

@@ -437,6 +437,8 @@ async def start(call: Call, request: CallRequest) -> object:
             user=fields.user,
             timeout=fields.timeout,
             keep=fields.keep,
+            tag=fields.tag,
+            alone=fields.alone,
         )
     elif fields.shell is not None or fields.keep:
         raise InvalidRequest("terminal: it takes argv, and no keep; let its process go by process.detach")
@@ -450,6 +452,8 @@ async def start(call: Call, request: CallRequest) -> object:
             env=fields.env,
             user=fields.user,
             timeout=fields.timeout,
+            tag=fields.tag,
+            alone=fields.alone,
         )
     return await _carry(call, use_of(request), process)
 
@@ -512,9 +516,9 @@ async def wait(_: Call, request: CallRequest) -> object:
 async def resize(_: Call, request: CallRequest) -> object:
     """Set the size of a terminal."""
     use, process_id = use_of(request), request.ids["process"]
-    await processes.find(use, process_id)
-    async with use.held.process(process_id) as shared:
-        await shared.process.resize(request.fields.rows, request.fields.columns)
+    async with processes.reached(use, process_id) as process:
+        if process is not None:
+            await process.resize(request.fields.rows, request.fields.columns)
     return {}
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cloche.init import wire
-from cloche.init.process import KEPT_BYTES, MOST_KEPT_EXITS
+from cloche.init.process import MOST_KEPT_EXITS
+from cloche.init.streams import KEPT_BYTES
 from tests.harness.init import Client, serving_init
 
 ENDLESS = "while :; do echo 0123456789012345678901234567890123456789; done"

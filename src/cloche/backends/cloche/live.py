@@ -19,7 +19,7 @@ from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
-from cloche.core.processes import ListeningPort, ProcessInfo, ProcessRequest
+from cloche.core.processes import MOST_TAG, ListeningPort, ProcessInfo, ProcessKey, ProcessRequest
 from cloche.core.remote import RemoteAccount
 from cloche.core.request import Request
 from cloche.core.result import Result, Status
@@ -32,7 +32,7 @@ from .connections import ask, begin, outcome
 from .fields import fits_call, limits_of, run_fields
 from .files import RemoteFiles, incoming
 from .host_calls import served, tool_fields
-from .process import START_S, RemoteProcess, not_there
+from .process import START_S, RemoteControl, RemoteProcess, not_there
 from .questions import Answering
 from .results import ResultReader, read_records
 from .sandbox import GRACE_S, RunEvents, counted_sandbox, run_outcome
@@ -176,7 +176,10 @@ class RemoteSandbox(OffersFunctions, RemoteFiles):
             fields["terminal"] = list(request.terminal)
         if request.kept:
             fields["keep"] = True
-        optional_fields = {"cwd": request.cwd, "user": request.user, "timeout": request.timeout_s}
+        optional_fields = {
+            "cwd": request.cwd, "user": request.user, "timeout": request.timeout_s, "tag": request.tag or None,
+            "alone": request.alone or None,
+        }  # fmt: skip
         fields |= {name: value for name, value in optional_fields.items() if value is not None}
         process = RemoteProcess(
             self, self.limits, sink, timeout_s=request.timeout_s, has_terminal=request.terminal is not None,
@@ -187,16 +190,34 @@ class RemoteSandbox(OffersFunctions, RemoteFiles):
             process.close_stdin()
         return process
 
-    async def attach_process(self, name: str, sink: Sink | None = None) -> RemoteProcess:
-        """Return a process by its id."""
+    async def attach_process(self, key: ProcessKey, sink: Sink | None = None) -> RemoteProcess:
+        """Return a process."""
         process = RemoteProcess(self, self.limits, sink)
         try:
-            await process.begin("process.follow", {"sandbox": self.id, "process": name})
+            await process.begin("process.follow", {"sandbox": self.id, "process": await self._id_of(key)})
         except RemoteUnavailable as error:
             if error.failure is Failure.NOT_FOUND:
                 raise not_there(error) from error
             raise
         return process
+
+    async def control_process(self, key: ProcessKey) -> RemoteControl:
+        """Return a running process without its output."""
+        rows = {row.id: row for row in await self.list_processes() if row.status is None}
+        row = rows.get(await self._id_of(key))
+        if row is None:
+            raise InvalidRequest(f"process: there is none with {key}")
+        return RemoteControl(self, row.id, row.pid)
+
+    async def _id_of(self, key: ProcessKey) -> str:
+        ((name, value),) = key.items()
+        if name == "id":
+            return str(value)
+        rows = [row for row in await self.list_processes() if getattr(row, name) == value]
+        rows.sort(key=lambda row: (row.status is None, -row.age))
+        if not rows:
+            raise InvalidRequest(f"process: there is none with {name} {value!r}")
+        return rows[-1].id
 
     async def list_processes(self) -> Sequence[ProcessInfo]:
         """Return the running and the recently ended processes."""
@@ -402,6 +423,7 @@ def _process(row: Mapping[str, Any]) -> ProcessInfo:
         age=float(age) if isinstance(age, int | float) and abs(age) < NUMBER else 0.0,
         exit_code=code if type(code) is int else None,
         status=Status(status) if status in set(Status) else None,
+        tag=str(row.get("tag", ""))[:MOST_TAG],
     )
 
 

@@ -15,7 +15,8 @@ from cloche.core.processes import Detached
 from cloche.core.record import replace
 from cloche.core.result import KillCause, Result, Status
 
-from ..live_streams import ByteStream
+from ..live_control import NOT_READ
+from ..live_streams import ByteStream, EmptyStream
 from .calls import SandboxCalls
 from .connections import begin, outcome
 from .results import ResultReader
@@ -237,6 +238,56 @@ class RemoteProcess:
         await asyncio.wait([self._end], timeout=LATE_S)
         if not self._end.done() and self._call is not None:
             self._call.cancel()
+
+
+class RemoteControl:
+    """One process without its output; see `OpenLiveSandbox.control_process`."""
+
+    is_terminal, has_input = False, True  # as far as it is known here
+
+    def __init__(self, sandbox: SandboxCalls, id: str, pid: int):  # noqa: A002 - as the process's own property
+        self._sandbox, self.id, self.pid = sandbox, id, pid
+        self.stdout, self.stderr = EmptyStream(), EmptyStream()
+
+    async def write(self, data: bytes) -> bool:
+        """Write to standard input; returns False if it is closed."""
+        is_read = True
+        for offset in range(0, len(data), MOST_WRITE):
+            encoded = base64.b64encode(data[offset : offset + MOST_WRITE]).decode()
+            answer = await self._sandbox.ask_inside("process.write", {"process": self.id, "base64": encoded})
+            is_read = answer.get("isRead") is True
+        return is_read
+
+    def close_stdin(self) -> None:
+        """Close standard input; on a terminal, like Ctrl-D."""
+        self._soon("process.write", text="", end=True)
+
+    def signal(self, number: int, to: str = "process") -> None:
+        """Send a signal to the process, to its `group`, or to its whole `tree`."""
+        self._soon("process.signal", signal=number, to=to)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of the terminal."""
+        self._soon("process.resize", rows=rows, columns=columns)
+
+    def kill(self, cause: KillCause | None = None) -> None:
+        """Kill the process and all of its descendants."""
+        del cause
+        self._soon("process.kill")
+
+    def detach(self) -> None:
+        """Do nothing: nothing is held."""
+
+    async def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+    async def result(self, *, takes_output: bool = True) -> Result:
+        """Raise InvalidRequest: only its reader learns of its end."""
+        del takes_output
+        raise InvalidRequest(NOT_READ)
+
+    def _soon(self, verb: str, **fields: Any) -> None:  # noqa: ANN401 - any JSON
+        self._sandbox.do_soon(verb, {"process": self.id, **fields})
 
 
 def not_there(error: ClocheError) -> InvalidRequest:

@@ -37,8 +37,9 @@ PIECES = 4  # of output that wait to be sent
 async def start(use: Running, body: processes_inside.NewProcess) -> dict[str, Any]:
     """Start a process. It continues after the request, and after the end of the service."""
     process = await use.sandbox.start(
-        body.argv, shell=body.shell, cwd=body.cwd, env=body.env, user=body.user, timeout=body.timeout, keep=True
-    )
+        body.argv, shell=body.shell, cwd=body.cwd, env=body.env, user=body.user, timeout=body.timeout, keep=True,
+        tag=body.tag, alone=body.alone,
+    )  # fmt: skip
     await process.detach()
     return {"id": process.id, "pid": process.pid, "status": "running", "exitCode": None}
 

@@ -424,15 +424,15 @@ async def _comes_back(subject: Subject) -> None:
         first.detach()
         rows = {row.id: row for row in await sandbox.list_processes()}
         expect("whether it runs", rows[first.id].exit_code, None)
-        again = await sandbox.attach_process(first.id)
+        again = await sandbox.attach_process({"id": first.id})
         await sandbox.write_path("/tmp/go", b"")
         await until(again.stdout, b"two\n")
         expect("exit code", (await again.result()).exit_code, 4)
         rows = {row.id: row for row in await sandbox.list_processes()}
         expect("what the list says of its end", rows[first.id].exit_code, 4)
-        late = await sandbox.attach_process(first.id)
+        late = await sandbox.attach_process({"id": first.id})
         expect("exit code, asked again", (await late.result()).exit_code, 4)
-        await refuses(sandbox.attach_process("nonesuch"), InvalidRequest, "attaching to no process")
+        await refuses(sandbox.attach_process({"id": "nonesuch"}), InvalidRequest, "attaching to no process")
 
 
 async def _is_cancelled(subject: Subject) -> None:
