@@ -94,9 +94,8 @@ RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backend
 SHARED_BY_BACKENDS = {
     "archive", "call_languages", "cell_outputs", "certificates", "container_profile", "containers", "enforcement",
     "file_answers", "file_operations", "garbage_collection", "host", "init_link", "layout", "live", "live_calls",
-    "live_files", "live_process", "live_runs", "live_session", "live_streams", "network", "own_loop", "remedies",
-    "remote", "results", "saved_files", "secrets",
-    "session",
+    "live_control", "live_files", "live_process", "live_runs", "live_session", "live_streams", "network", "own_loop",
+    "remedies", "remote", "results", "saved_files", "secrets", "session",
     "session_languages", "subordinate_ids", "toolchain",
 }  # fmt: skip
 # The one file that names concrete backends.

@@ -29,7 +29,8 @@ class ProcessRequest:
     A `user` of None is the sandbox's own. A `timeout_s` of None lasts as long as the sandbox. `terminal` has rows and
     columns: the process has a terminal in place of pipes. A `kept` process lives on when its client goes. Without
     `has_input` its standard input is empty. By its `tag` it can be found again. Where it is `alone`, it ends when its
-    output does, of which processes that it has started may be writers, and its time-out kills none of these.
+    output does, of which processes that it has started may be writers, and its time-out kills none of these; and it
+    is started when its program runs: one that cannot be started is an error at once.
     """
 
     argv: tuple[str, ...]

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from .process import Process, ProcessOwner
 
+MOST_UNREAD = 1 << 20  # bytes of a process's input, of all clients
 QUESTIONS = ("signal", "resize", "kill")
 
 
@@ -31,6 +32,8 @@ class Control:
         incoming = self.process.incoming.get(stream)
         if incoming is None or incoming.fd < 0:
             self.owner.close(self.number, kind="closed", message="its standard input is closed")
+        elif incoming.held + len(data) > MOST_UNREAD:
+            self.owner.close(self.number, kind="full", message=f"it has not read {incoming.held} bytes of its input")
         else:
             incoming.feeders.add(self)
             incoming.add(bytes(data))

@@ -105,6 +105,13 @@ class Process:
             raise
         return theirs, ours
 
+    def announce_running(self) -> None:
+        """Announce it when its program runs, as far as that is known here; not at all if it cannot be started."""
+        if getattr(self.forked, "reports_program", False):
+            setattr(self.forked, "on_running", self.announce)  # noqa: B010 - not of every host
+        else:
+            self.announce()
+
     def announce(self) -> None:
         self._event("started", id=self.id, pid=self.pid, is_terminal=self.has_terminal)
 

@@ -175,7 +175,8 @@ class Server:
             self._wait(number, order)
             return
         try:
-            self.start(number, order).announce()
+            process = self.start(number, order)
+            (process.announce_running if order.get("alone") else process.announce)()
         except wire.Refused as error:
             if error.error["kind"] != "pids" or not order.get("waits"):
                 raise
@@ -214,7 +215,7 @@ class Server:
             self.give_up(waiting, f"{error.strerror or error}", kind="os", errno=error.errno or 0)
         else:
             self.forget_waiting(waiting)
-            process.announce()
+            (process.announce_running if waiting.order.get("alone") else process.announce)()
             waiting.hand_over(process)
 
     def give_up(self, waiting: _Waiting, message: str, kind: str = "pids", **more: Any) -> None:

@@ -15,9 +15,23 @@ from .loop import now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .control import Control
+    from typing import Protocol
+
     from .loop import Loop
-    from .process import Process
+
+    class Feeder(Protocol):
+        """Hold bytes of input that are to be granted when the process has read them."""
+
+        def settle(self) -> None: ...
+
+    class StreamOwner(Protocol):
+        """Be the process of streams: its loop, and its channel, 0 without a client."""
+
+        loop: Loop
+        channel: int
+
+        def note_output_end(self) -> None: ...
+
 
 KEPT_BYTES = 1 << 15  # of each unread stream
 # Of a program that prints line by line, what comes is read after such a rest, not once for each line.
@@ -31,12 +45,12 @@ INTO = (wire.STDIN, wire.REQUESTS, wire.HOST_ANSWERS)
 class Incoming:
     """Write the client's bytes for one stream to the process, as fast as it reads."""
 
-    def __init__(self, process: Process, stream: int, fd: int):
+    def __init__(self, process: StreamOwner, stream: int, fd: int):
         self.process, self.stream, self.fd = process, stream, fd
         self.pieces: list[bytes] = []
         self.held = 0
         self.others = 0  # bytes of it, that this client has not sent
-        self.feeders: set[Control] = set()  # other clients, whose bytes are among them
+        self.feeders: set[Feeder] = set()  # other clients, whose bytes are among them
         self.is_ending = self.is_waiting = False
 
     def take(self, data: memoryview) -> None:
@@ -113,7 +127,7 @@ class Incoming:
 class Outgoing:
     """Send a process's output of one stream to the client, or keep the end of it."""
 
-    def __init__(self, process: Process, stream: int, fd: int):
+    def __init__(self, process: StreamOwner, stream: int, fd: int):
         self.process, self.stream, self.fd = process, stream, fd
         self.window = wire.WINDOW_BYTES
         self.tail = bytearray()
@@ -278,7 +292,7 @@ class Calls(Outgoing):
 class Answers(Outgoing):
     """Send a session's answers, each after all output that was printed before it."""
 
-    def __init__(self, process: Process, stream: int, fd: int, printed: list[Outgoing]):
+    def __init__(self, process: StreamOwner, stream: int, fd: int, printed: list[Outgoing]):
         self.printed = printed
         self.held: bytes | memoryview = b""
         super().__init__(process, stream, fd)

@@ -22,7 +22,7 @@ the connection. `Credit` counts both directions.
   `files` (paths; path, mode, content in hexadecimal: done first, by the process). With `waits`, a process without room
   among the sandbox's processes waits for it, as long as its time-out or LONGEST_WAIT_S, after earlier ones, and then
   fails as it does without: `pids`. With `alone` it ends when its output does, which others may still write, and its
-  time-out kills none of these.
+  time-out kills none of these. It is `started` when its program runs, if that is known.
   Events: `waiting`; `started` with `id`, `pid` and `is_terminal`; `exit` with `status` (a wait status), `cause`,
   `usage`, `dropped` bytes, how many system calls of the tree were `denied`, and of a failed process `pids_hits` and
   `is_full`: whether the limit on processes was reached meanwhile, and nothing more can be written.

@@ -26,6 +26,7 @@ from . import messages, procfs
 from .command_guest import CommandGuest
 from .ending import PATIENCE_S, end_by_walk, enter_scope
 from .guest import load_notify
+from .marks import parent_of
 from .pid1 import ChildWatcher, never_freed
 from .pss import PssSum
 from .resident import (
@@ -38,7 +39,6 @@ from .resident import (
     ResidentFork,
     ResidentSupervisor,
     now,
-    parent_of,
 )
 from .steps import INIT_ID, OUTSIDE_ID
 from .syscalls import MACHINE, NUMBERS, PR_SET_CHILD_SUBREAPER, WNOHANG, close_range, ppoll, prctl, socketpair, wait4
@@ -302,6 +302,7 @@ class _Usage:
 class ConfinedForked(ResidentFork):
     """Hold init's state of a guest: its reaper, and the link to that."""
 
+    reports_program = False
     host: ConfinedResident
 
     def __init__(self, host: ConfinedResident, reaper: int, number: int, link: int):

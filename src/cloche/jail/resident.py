@@ -27,6 +27,7 @@ from . import host_view, messages, procfs, user_namespaces
 from .accounting import IDLE_TICK_S, TICK_S
 from .command_guest import REQUESTS, CommandGuest, CommandParent, is_own
 from .guest import forget_helper, is_ours, load_notify
+from .marks import HIDDEN, MARK, jobs_of, mark_of, parent_of, read_whole, state_of
 from .messages import Building
 from .pid1 import never_freed
 from .supervisor import Supervisor
@@ -52,7 +53,6 @@ _signal: Any = __import__("_signal")
 SIGKILL, SIGTERM, SIGCHLD, SIGCONT, SIGSTOP = 9, 15, 17, 18, 19
 # Of pid 1, added to the caller's: guests share its processors, and its control group bounds both.
 NICE, LEAST_NICE = -15, -20
-MARK = "/proc/self/ns/uts"
 CHILDREN = "/proc/1/task/1/children"
 MOST_PARENTS = 32  # that are looked at for the mark of a process which hides its own
 OWN_MARKS = -16  # less their pids: marks of programs of ours that share a namespace
@@ -61,7 +61,6 @@ MARKS_KEPT = (
     "a process inside holds namespaces of other processes, so no process can be started; end that process, "
     "or the sandbox"
 )
-HIDDEN = -1  # as in `init.tree`: the mark of a process whose program has no read permission
 SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, while another one works
 SPARES = 2  # guests that wait: the next one is at hand while we fork another
 LEFT = "left"  # the clock that checks once for living orphans
@@ -157,7 +156,7 @@ class ResidentSupervisor(Supervisor):
         """Return the mark of the processes that use most memory together, 0 for none."""
         sums: dict[int, int] = {}
         for pid in procfs.descendants(self.reaper):
-            mark = _mark_of(pid)
+            mark = mark_of(pid)
             sums[mark] = sums.get(mark, 0) + procfs.private_bytes([pid])
         return max(sums, key=lambda mark: sums[mark], default=0)
 
@@ -167,65 +166,6 @@ def now() -> float:
     from time import CLOCK_BOOTTIME, clock_gettime
 
     return clock_gettime(CLOCK_BOOTTIME)
-
-
-def _mark_of(pid: int | str) -> int:
-    """Return the mark of a process: HIDDEN for one that cannot be inspected, 0 for one that has ended."""
-    try:
-        return posix.stat(f"/proc/{pid}/ns/uts").st_ino
-    except PermissionError:
-        return HIDDEN
-    except OSError:  # it has gone, or its first thread alone
-        return _mark_of_threads(pid)
-
-
-def _mark_of_threads(pid: int | str) -> int:
-    try:
-        threads = posix.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return 0
-    for thread in threads:
-        try:
-            return posix.stat(f"/proc/{pid}/task/{thread}/ns/uts").st_ino
-        except PermissionError:
-            return HIDDEN
-        except OSError:
-            continue  # this one has ended
-    return 0
-
-
-def parent_of(pid: int) -> int:
-    """Return the parent of a process, 0 for one that is gone."""
-    try:
-        return int(_read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _stat_of(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the state on; empty for a process that is gone."""
-    try:
-        return _read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    except OSError:
-        return []
-
-
-def _state_of(pid: int) -> bytes:
-    return b"".join(_stat_of(pid)[:1])
-
-
-def _jobs_of(pid: int) -> tuple[int, int, int, int]:
-    """Return parent, process group, session and terminal of a process; zeros for one that is gone."""
-    fields = _stat_of(pid)
-    return (int(fields[1]), int(fields[2]), int(fields[3]), int(fields[4])) if len(fields) > 4 else (0, 0, 0, 0)
-
-
-def _read_whole(path: str) -> bytes:
-    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
-    try:
-        return b"".join(iter(lambda: posix.read(fd, 1 << 16), b""))
-    finally:
-        posix.close(fd)
 
 
 class Become(BaseException):
@@ -461,7 +401,7 @@ class Resident(CommandParent):
         if process is not None:
             number: int = process.mark.number
             return number
-        mark = _mark_of(pid)
+        mark = mark_of(pid)
         if mark != HIDDEN or depth <= 0:
             return mark
         parent = parent_of(pid)
@@ -493,7 +433,7 @@ class Resident(CommandParent):
 
         A shell that still runs when a job of its is stopped takes the terminal from it, and leaves it stopped.
         """
-        facts = {pid: _jobs_of(pid) for pid in self._others()}
+        facts = {pid: jobs_of(pid) for pid in self._others()}
         shells = {pid for pid, (_, group, _, terminal) in facts.items() if terminal and pid == group}
         shells |= {
             parent for parent, group, session, _ in facts.values()
@@ -502,7 +442,7 @@ class Resident(CommandParent):
         for pid in sorted(shells)[:MOST_SHELLS]:
             self._signal_one(pid, SIGSTOP)
             until = monotonic() + STOPPED_S
-            while monotonic() < until and _state_of(pid) not in (b"T", b"Z", b""):
+            while monotonic() < until and state_of(pid) not in (b"T", b"Z", b""):
                 sleep(STOPPED_S / 100)
 
     def _continue_newest_first(self) -> None:
@@ -548,7 +488,7 @@ class Resident(CommandParent):
 
     def _has_left(self) -> bool:
         """Tell whether an orphan of an ended process lives: it is this process's child by now."""
-        return any(int(pid) not in self.spares for pid in _read_whole(CHILDREN).split())
+        return any(int(pid) not in self.spares for pid in read_whole(CHILDREN).split())
 
     def is_full(self) -> bool:
         """Tell whether the writable file system has no room, or no inode, left."""
@@ -582,10 +522,13 @@ class NamespaceMark:
 class ResidentFork:
     """Hold pid 1's state of a process that it forked: its mark, and the link for its failure."""
 
+    reports_program = True  # its link ends when its program begins
+
     def __init__(self, host: Resident, pid: int, mark: NamespaceMark, link: int):
         self.host, self.pid, self.mark, self.link = host, pid, mark, link
         self.error: dict[str, Any] = {}
         self.denied = 0  # system calls that the policy blocked, of it and its descendants
+        self.on_running: Callable[[], None] = _nothing
         posix.set_blocking(link, False)
         host.server.loop.watch(link, POLLIN, self.receive)
 
@@ -630,6 +573,8 @@ class ResidentFork:
             self.host.server.loop.ignore(self.link)
             posix.close(self.link)
             self.link = -1
+            if not self.error:
+                self.on_running()
 
     def _listen(self, listener: int) -> None:
         loop, own_mounts = self.host.server.loop, self.host.own_mounts
@@ -642,6 +587,9 @@ class ResidentFork:
                 posix.close(listener)
 
         loop.watch(listener, POLLIN, answer)
+
+
+def _nothing() -> None: ...
 
 
 def _may_clone(_pid: int) -> bool:

@@ -26,6 +26,7 @@ from cloche.records.ids import new_id, now
 from cloche.records.results import result_as_wire
 
 from .events import ActiveRun
+from .outputs import SharedOutputs
 from .problems import Refused
 from .results import event_as_wire
 
@@ -112,6 +113,7 @@ class Attachment:
     questions: HoldsQuestions | None = None
     parts: dict[str, Any] = field(default_factory=dict)  # state of front ends, by their names
     check_apart: Callable[[int], None] = lambda _: None  # raises Refused for so many further sandboxes of this size
+    outputs: SharedOutputs = field(default_factory=SharedOutputs)  # of processes with several readers
     _processes: dict[str, asyncio.Task[SharedProcess]] = field(default_factory=dict)
 
     @property

@@ -419,8 +419,9 @@ async def execute(call: Call, request: CallRequest) -> object:
     use = use_of(request)
     timeout = use.sandbox.timeout_s(await sandboxes.allowed_timeout(use, fields.timeout))
     process = await use.sandbox.start(
-        fields.argv, shell=fields.shell, cwd=fields.cwd, env=fields.env, user=fields.user, timeout=timeout
-    )
+        fields.argv, shell=fields.shell, cwd=fields.cwd, env=fields.env, user=fields.user, timeout=timeout,
+        tag=fields.tag, alone=fields.alone,
+    )  # fmt: skip
     return await _carry(call, use, process)
 
 

@@ -129,6 +129,7 @@ class Call:
     e2b: E2B
     request: Request
     target: Target | None = None
+    row: SandboxFacts | None = None  # of the target, once it was looked up
 
     @property
     def service(self) -> Service:
@@ -234,6 +235,7 @@ class Call:
             raise PortError(self.target.sandbox_id, NOT_RUNNING) from error
         if states.state_of(facts) != states.RUNNING or not await self.service.sandboxes.is_alive(facts):
             raise PortError(self.target.sandbox_id, NOT_RUNNING)
+        self.row = facts
         return facts
 
     def check_token(self) -> None:
