@@ -13,6 +13,7 @@ import httpx
 import pytest
 import websockets
 
+from cloche.serving.certificate import keep_certificate
 from tests.harness import e2b
 
 PROGRAM = Path(__file__).parents[1] / "harness/programs/any_answer.py"
@@ -29,12 +30,12 @@ class Sandboxes:
         self.key = {"X-API-KEY": served.key}
         self.public, self.private = self.create(), self.create(allowPublicTraffic=False)
 
-    def create(self, **network: object) -> dict[str, str]:
-        """Create a sandbox, and start the server in it."""
+    def create(self, *words: str, **network: object) -> dict[str, str]:
+        """Create a sandbox, and start the server in it with these arguments."""
         with self.served.http(**self.key) as http:
             made: dict[str, str] = http.post("/v2/sandboxes", json={"templateID": "base", "network": network}).json()
         with self.served.service.client() as api:
-            argv = ["python3", "-c", PROGRAM.read_text()]
+            argv = ["python3", "-c", PROGRAM.read_text(), *words]
             api.post(f"/api/sandboxes/sb_{made['sandboxID']}/processes", json={"argv": argv}).raise_for_status()
         return made
 
@@ -223,6 +224,17 @@ def test_a_mask_is_the_host_that_the_server_sees(boxes: Sandboxes) -> None:
         http.delete(f"/sandboxes/{masked['sandboxID']}", headers=boxes.key)
     assert "Host: localhost:8000" in lines
     assert "X-Forwarded-Host: sandbox.e2b.test" in lines
+
+
+def test_a_server_inside_may_speak_https(boxes: Sandboxes, tmp_path: Path) -> None:
+    """At the ports of `httpsPorts`, with any certificate; at others it is plain HTTP."""
+    tmp_path.chmod(0o700)
+    with open(keep_certificate(str(tmp_path), "localhost")[0]) as file:
+        made = boxes.create(file.read(), httpsPorts=[8443])
+    with boxes.http(**{"E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "8443"}) as http:
+        assert http.post("/sum", content=b"a" * 3_000_000).text == "3000000"
+        assert http.get(f"/raw?{quote(OK)}%0D%0Aok").text == "ok"
+        assert http.get("/", headers={"E2b-Sandbox-Port": "8000"}).status_code == 200
 
 
 def test_web_sockets_are_between_client_and_server(boxes: Sandboxes) -> None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import pathlib
+import ssl
 import struct
+import sys
 from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
 
@@ -92,9 +95,15 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def main() -> None:
-    """Listen on port 8000."""
-    async with await asyncio.start_server(serve, "127.0.0.1", 8000, limit=1 << 22) as server:
-        await server.serve_forever()
+    """Listen on port 8000; with a key and a certificate as argument, on port 8443 by TLS, too."""
+    plain = await asyncio.start_server(serve, "127.0.0.1", 8000, limit=1 << 22)
+    if sys.argv[1:]:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain("/tmp/server.pem")
+        await asyncio.start_server(serve, "127.0.0.1", 8443, ssl=context)
+    await plain.serve_forever()
 
 
+if sys.argv[1:]:
+    pathlib.Path("/tmp/server.pem").write_text(sys.argv[1])
 asyncio.run(main())

@@ -27,7 +27,7 @@ ALL = "0.0.0.0/0"
         ({"denyOut": ["8.8.8.0/30"], "allowOut": ["8.8.8.1"]}, None, Rules(deny=("8.8.8.2/31", "8.8.8.0/32"))),
         ({"denyOut": ["8.8.8.8"], "allowOut": ["8.8.0.0/16"]}, None, Rules()),
         ({"allowPublicTraffic": False, "maskRequestHost": "localhost:${PORT}", "dnsServers": ["8.8.8.8"], "rules": {},
-          "httpsPorts": []}, None, Rules()),
+          "httpsPorts": [3000]}, None, Rules()),
     ],
 )  # fmt: skip
 def test_what_is_allowed_beats_what_is_denied(fields: dict[str, Any], access: bool | None, rules: Rules) -> None:
@@ -45,7 +45,7 @@ def test_what_is_allowed_beats_what_is_denied(fields: dict[str, Any], access: bo
         ({"allowOut": ["8.8.8.8/"], "denyOut": [ALL]}, None),
         ({"egressProxy": {"address": "a.example:1080"}}, "network.egressProxy"),
         ({"dnsServers": ["1.1.1.1"]}, "network.dnsServers"),
-        ({"httpsPorts": [3000]}, "network.httpsPorts"),
+        ({"httpsPorts": [3000, 49983]}, "network.httpsPorts"),
         ({"rules": {"a.example": [{"transform": {"headers": {"a": "b"}}}]}}, "network.rules"),
         ({"maskRequestHost": "a\r\nX: b"}, "mask request host is not valid"),
         ({"maskRequestHost": "a/b"}, "mask request host is not valid"),

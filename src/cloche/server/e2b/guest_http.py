@@ -7,10 +7,9 @@ and a body with one framing. Nothing of the answer is passed on as it came: the 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
+from typing import Protocol
 
 import h11
-
-from cloche.execution.ports import AsyncConnection
 
 MOST_HEAD = 64 << 10
 MOST_INFORMATIONAL = 16  # answers such as 103 before the final one
@@ -24,6 +23,22 @@ OF_CONNECTION = frozenset({
 })  # fmt: skip
 
 
+class GuestConnection(Protocol):
+    """Carry bytes to and from a server in a sandbox: plain, or inside TLS."""
+
+    async def read(self, most: int = PIECE_BYTES, /) -> bytes:
+        """Return the next bytes, empty at the end of the stream. Raises OSError."""
+        ...
+
+    async def write(self, data: bytes, /) -> None:
+        """Send bytes. Raises OSError."""
+        ...
+
+    async def end(self) -> None:
+        """Send the end of the stream."""
+        ...
+
+
 class BadAnswer(Exception):
     """The server has answered with something that is not HTTP, or not at all."""
 
@@ -31,7 +46,7 @@ class BadAnswer(Exception):
 class GuestExchange:
     """Send one request to a server, and read its answer."""
 
-    def __init__(self, connection: AsyncConnection):
+    def __init__(self, connection: GuestConnection):
         self.connection = connection
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_HEAD)
 

@@ -29,6 +29,7 @@ from .calls import Call, Row
 from .errors import E2BError
 from .new_sandbox import Network, NewSandbox
 from .ports import MASK_PORT
+from .target import ENVD, MOST_PORT
 
 ALL = ip_network("0.0.0.0/0")
 CHANGEABLE = ("allowlist", "open")  # modes of a sandbox that has a network
@@ -85,8 +86,8 @@ def check_fields(network: Network) -> None:
         raise E2BError(
             400, "network.dnsServers: names are resolved by this server; no other name server can be reached"
         )
-    if network.https_ports:
-        raise E2BError(400, "network.httpsPorts: ports of sandboxes are reached by plain HTTP; serve that inside")
+    if any(port == ENVD or not 0 < port <= MOST_PORT for port in network.https_ports or ()):
+        raise E2BError(400, f"network.httpsPorts: give ports from 1 to {MOST_PORT}, other than {ENVD}")
     if any(rule.get("transform") for rules in (network.rules or {}).values() for rule in rules):
         raise E2BError(
             400, "network.rules: headers are not put into requests by rules; give the credential as a secret"

@@ -13,6 +13,7 @@ import hmac
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import h11
@@ -20,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from cloche.execution.ports import AsyncConnection
+from cloche.core.errors import ClocheError
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.records.keys import E2B_PREFIX
 from cloche.records.tables import DEFAULT_PROJECT
@@ -29,12 +30,14 @@ from cloche.serving.http import SLOW_BODY, most_connections
 from . import states
 from .calls import E2B, KEY_HEADER, TOKEN_HEADER, TRAFFIC_HEADER, Call
 from .errors import NO_LISTENER, NOT_RUNNING, Dropped, E2BError, PortError
-from .guest_http import BadAnswer, GuestExchange, passed_on
+from .guest_http import BadAnswer, GuestConnection, GuestExchange, passed_on
+from .guest_tls import TlsConnection
 from .proxy_errors import refusal
 from .target import Target
 
 ANSWER_S = 600.0  # for the head of an answer, since the last byte of the request
 SEND_S = 300.0  # for a client to read a piece of it
+LIVES_S = 10.0  # for a sandbox to say that it does
 CONNECT_PAUSES_S = (0.1, 0.2, 0.3, 0.4)  # as E2B's proxy: a server that was just started listens a moment later
 SWITCH = "cloche.e2b.switch"  # in the scope: begins the other protocol, if the client's connection can
 MASK_PORT = "${PORT}"
@@ -57,8 +60,10 @@ async def pass_on(e2b: E2B, target: Target | None, scope: Scope, receive: Receiv
         request = guest_request(call, network.get("maskRequestHost"))
         scope[SLOW_BODY] = True
         with _room(e2b, target.sandbox_id), e2b.readers(target.sandbox_id).reading() as cut:
-            async with call.use() as use, _connected(use.sandbox, target) as connection:
-                if not await _Exchange(connection, answering, scope, receive).carry(request, cut):
+            is_https = target.port in (network.get("httpsPorts") or ())
+            async with call.use() as use, _connected(use.sandbox, target.port, is_https=is_https) as connection:
+                exchange = _Exchange(connection, answering, scope, receive, partial(_lives, use.sandbox))
+                if not await exchange.carry(request, cut):
                     raise PortError(target.sandbox_id, NOT_RUNNING)
     except Dropped:
         raise
@@ -150,17 +155,31 @@ def _room(e2b: E2B, sandbox_id: str) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _connected(sandbox: AsyncSandbox, target: Target) -> AsyncIterator[AsyncConnection]:
+async def _connected(sandbox: AsyncSandbox, port: int, *, is_https: bool) -> AsyncIterator[GuestConnection]:
     """Connect to the server inside, which may be about to listen. Raises OSError."""
     for pause_s in CONNECT_PAUSES_S:
         with suppress(OSError):
-            connection = await sandbox.connect(target.port)
+            connection = await sandbox.connect(port)
             break
         await asyncio.sleep(pause_s)
     else:
-        connection = await sandbox.connect(target.port)
+        connection = await sandbox.connect(port)
     async with connection:
-        yield connection
+        if is_https:
+            opened = TlsConnection(connection)
+            await opened.begin()
+            yield opened
+        else:
+            yield connection
+
+
+async def _lives(sandbox: AsyncSandbox) -> bool:
+    try:
+        async with asyncio.timeout(LIVES_S):
+            await sandbox.ports()
+    except (ClocheError, OSError):
+        return False
+    return True
 
 
 class _Answering:
@@ -182,8 +201,11 @@ class _Answering:
 class _Exchange:
     """Pass one request on, and its answer back."""
 
-    def __init__(self, connection: AsyncConnection, answering: _Answering, scope: Scope, receive: Receive):
-        self._guest, self._answering = GuestExchange(connection), answering
+    def __init__(
+        self, connection: GuestConnection, answering: _Answering, scope: Scope, receive: Receive,
+        lives: Callable[[], Awaitable[bool]],
+    ):  # fmt: skip
+        self._guest, self._answering, self._lives = GuestExchange(connection), answering, lives
         self._switch: Switch | None = scope.get(SWITCH)
         self._receive = receive
         self._deadline: asyncio.Timeout | None = None
@@ -239,4 +261,7 @@ class _Exchange:
         await send({"type": "http.response.start", "status": head.status_code, "headers": headers})
         async for data in self._guest.body():
             await send({"type": "http.response.body", "body": data, "more_body": True})
+        has_length = any(name in (b"content-length", b"transfer-encoding") for name, _ in head.headers)
+        if not has_length and not await self._lives():  # its end is that of the connection, which may be the sandbox's
+            raise Dropped
         await send({"type": "http.response.body", "body": b"", "more_body": False})
