@@ -60,6 +60,11 @@ async def _until(is_so: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
+def _listed(names: Path) -> list[registry.Found]:
+    """Return the sandboxes of this test that a user can see."""
+    return [found for found in registry.found() if found.path == str(names)]
+
+
 def _locks(names: Path) -> list[str]:
     return sorted(path.stem for path in names.glob("*.lock"))
 
@@ -88,7 +93,7 @@ def test_a_spare_and_a_new_one_are_the_same(own: dict[str, Any], names: Path) ->
         try:
             pool.prepare(prepare(**OPTIONS, **own))
             await _until(lambda: pool.ready)
-            assert registry.found() == []  # nobody sees it
+            assert _listed(names) == []  # nobody sees it
             (spare,) = _locks(names)
             with pytest.raises(InvalidRequest, match="not valid"):
                 AsyncSandbox(name=spare)
@@ -106,13 +111,13 @@ def test_a_spare_and_a_new_one_are_the_same(own: dict[str, Any], names: Path) ->
             assert await _facts(warm, "name-of-spare") == await _facts(cold, "name-of-new")
             for sandbox in (warm, cold):
                 await sandbox.__aexit__(None, None, None)
-            assert [found.name for found in registry.found()] == [
+            assert [found.name for found in _listed(names)] == [
                 "name-of-new",
                 "name-of-spare",
             ]  # which outlive their clients
         finally:
             await pool.close()
-            for found in registry.found():
+            for found in _listed(names):
                 visit(found, "end", timeout_s=PATIENCE_S)
         await _until(lambda: not _locks(names))
 
@@ -137,11 +142,11 @@ def test_a_spare_is_given_once_alive_and_under_a_free_name(names: Path) -> None:
                     assert (await sandbox.exec(["true"])).ok
                     assert pool.ready == 0  # none is opened while a caller waits
             await _until(lambda: pool.ready == 2)
-            assert registry.found() == []  # without `keep` it has ended with its block
+            assert _listed(names) == []  # without `keep` it has ended with its block
         finally:
             await pool.close()
-        registry.clear()  # of the killed one
-        assert _locks(names) == []
+        assert len(_locks(names)) == 1  # of the killed one, whose name is free
+        assert not any(registry.is_taken(name, str(names)) for name in _locks(names))
 
     asyncio.run(main())
 
