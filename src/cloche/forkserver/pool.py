@@ -124,7 +124,7 @@ class Pool:
         self._exiting: list[Any] = []
         self._links: list[socket.socket] = []
         self._latest: Jail | None = None
-        self._is_closed = self._has_begun = False
+        self._is_closed = self._has_begun = self._is_repeated = False
         self._beginning: threading.Timer | None = None
         self._timer: threading.Timer | None = None
 
@@ -143,6 +143,12 @@ class Pool:
                 self._beginning = threading.Timer(BEGIN_S, self.start)
                 self._beginning.daemon = True
                 self._beginning.start()
+
+    def start_if_repeated(self) -> None:
+        """Start it at the second call: a process that opens one sandbox for a keeper needs none."""
+        if self._is_repeated:
+            self.start()
+        self._is_repeated = True
 
     def is_ready(self) -> bool:
         """Tell whether the next run can start warm."""

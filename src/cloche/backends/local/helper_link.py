@@ -98,7 +98,7 @@ class HelperConnection:
     @property
     def groups(self) -> list[str]:
         """Return the folders of its control group, which the helper removes unless it is killed."""
-        cgroup = self._spec.cgroup
+        cgroup = self._slot.cgroup if self._slot is not None else self._spec.cgroup
         return sorted(set(cgroup["folders"].values())) if cgroup else []
 
     async def start(self) -> None:
@@ -522,6 +522,9 @@ class HelperConnection:
         if self._process is not None:
             helper_ends.release(self._process)
             self._process = None
+        if self._slot is not None:
+            self._slot.stop_counting()
+            self._slot = None
         return link
 
     def detach(self) -> None:

@@ -182,12 +182,13 @@ class LocalLiveSandbox(LiveSandbox):
             show_folder(run, spec, self._policy.host_folder, self._host)
         if self._policy.home is not None:
             home_folder.show(run, spec, self._policy.home, self._host)
-        # A kept sandbox gets no helper of the pool: that is a child of this process's template, which ends with it.
-        slot = self._pool.fork() if self._pool is not None and self._keeping is None else None
-        self.start = "warm" if slot is not None else "cold"
-        namespace = self._host.namespace if spec.is_shown else -1
         if self._keeping is not None:
             await self._keeping.begin()
+            if self._pool is not None:
+                self._pool.start_if_repeated()
+        slot = self._pool.fork() if self._pool is not None else None
+        self.start = "warm" if slot is not None else "cold"
+        namespace = self._host.namespace if spec.is_shown else -1
         connection = HelperConnection(spec, sys.executable, slot, self._claim.held if self._claim else -1, namespace)
         ours, theirs = socket.socketpair()
         ours = QuietSocket(ours)

@@ -14,7 +14,6 @@ ACCOUNT = "user"  # of E2B's own template
 # E2B's own template has two processors, 512 MiB, and commands without a time-out but the client's.
 DEFAULTS: dict[str, Any] = {
     "timeout": "1h", "memory": "512m", "cpus": 2, "pids": 256, "disk": "512m", "users": True, "account": ACCOUNT,
-    "warm": False,
 }  # fmt: skip
 
 
