@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from cloche import Sandbox
 from cloche.core.errors import InvalidRequest
 from cloche.execution.prepare import prepare
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.execution.spares import SparePool
 from cloche.keeper import registry
 from cloche.keeper.attach import Owner, owned_by, visit
+from tests.harness.leaks import Snapshot, wait_for_leftovers
 
 pytestmark = pytest.mark.both_users
 PATIENCE_S = 60
@@ -28,6 +30,13 @@ OPTIONS: dict[str, Any] = {"memory": "200m", "timeout": 7, "network": "allowlist
 INFO = ("name", "keep_s", "lifetime_s", "idle_s", "owner_s", "clients", "is_paused", "paused_s")
 TIMES: dict[str, Any] = {"keep": "10m", "lifetime": "1h", "idle": "20m"}
 LOOKS = "env | grep -v CLOCHE_OUTPUT; id; cat /etc/passwd; stat -c '%A %u %g %n' /* ~/.* /workspace/*; ulimit -a"
+OPENS_UNTIL_WARM = """
+import itertools, time, cloche
+for number in itertools.count():
+    sandbox = cloche.Sandbox(name=f"kept-{number}", keep="5m").__enter__()
+    print(sandbox.exec(["true"]).meta["start"], flush=True)
+    time.sleep(0.1)
+"""
 HOLDS_ONE = """
 import asyncio
 from cloche.execution.prepare import prepare
@@ -163,3 +172,21 @@ def test_spares_end_with_the_process_that_opened_them(names: Path) -> None:
         assert time.monotonic() < until, "the spare lives on"
         time.sleep(0.01)
     assert _locks(names) == []
+
+
+def test_a_sandbox_that_started_warm_outlives_the_process_that_opened_it(names: Path) -> None:
+    """Its helper is a fork of that process's fork server, which ends with it."""
+    before = Snapshot.take()
+    with subprocess.Popen([sys.executable, "-c", OPENS_UNTIL_WARM], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        starts = []
+        while "warm" not in starts:
+            starts.append(process.stdout.readline().strip())
+        process.kill()
+    assert starts[0] == "cold"
+    with Sandbox.attach(f"kept-{starts.index('warm')}") as sandbox:
+        assert sandbox.run("print(6 * 7)").stdout == "42\n"
+    for found in _listed(names):
+        visit(found, "end", timeout_s=PATIENCE_S)
+    left = wait_for_leftovers(before, patience_s=PATIENCE_S)
+    assert not left, "\n".join(left)
