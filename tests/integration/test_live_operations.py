@@ -139,6 +139,7 @@ FILES: dict[str, Callable[[LiveSandbox], Awaitable[object]]] = {
     "changes": lambda sandbox: drop(
         sandbox.changes_stream("/tmp", since=1, max_bytes=MIB, max_entries=10_000, note_answer=lambda _: None)
     ),
+    "space": lambda sandbox: sandbox.disk_used(),
     "compose": lambda sandbox: sandbox.compose_path(f"{WORST}/all", [f"{WORST}/{n}" for n in range(2000, 3000)]),
     "remove_all": lambda sandbox: sandbox.file("remove_all", WORST, paths=[str(n) for n in range(2000)]),
     "move": lambda sandbox: sandbox.move_path(WORST, "/dev/shm/worst"),

@@ -264,6 +264,12 @@ class LiveFiles(OffersFunctions):
             line, _, data = await first_line(operation, path)
             yield file_part(read_object(line, path), path), rest(operation, data)
 
+    async def disk_used(self) -> int:
+        """Return how many bytes the files of all writable file systems take."""
+        answer, _ = await self.file("space", "/")
+        used = answer.get("used")
+        return used if isinstance(used, int) else 0
+
     async def chmod_path(self, path: str, mode: int) -> None:
         """Set the permission bits of a file or a folder."""
         await self.file("chmod", path, mode=_natural("mode", mode))

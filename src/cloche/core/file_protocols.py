@@ -90,6 +90,10 @@ class SupportsPaths(Protocol):
         """Hand a folder, or a file, as a tar archive to `take`, piece by piece; return how many files were left out."""
         ...
 
+    async def disk_used(self) -> int:
+        """Return how many bytes the files of all writable file systems take."""
+        ...
+
     def watch_path(
         self,
         path: str,

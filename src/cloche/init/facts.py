@@ -64,11 +64,11 @@ class Accounts:
     def _read(self, path: str) -> list[list[str]]:
         rows = self._rows.get(path)
         if rows is None:
-            rows = self._rows[path] = [line.split(":") for line in _text_of(path).split("\n")]
+            rows = self._rows[path] = [line.split(":") for line in text_of(path).split("\n")]
         return rows
 
 
-def _text_of(path: str) -> str:
+def text_of(path: str) -> str:
     """Return the beginning of a regular file; empty where there is none."""
     try:
         fd = os.open(path, _FLAGS)

@@ -36,7 +36,7 @@ from .content import (
     put_in_place,
     write_all,
 )
-from .facts import Accounts, row_of, set_metadata
+from .facts import Accounts, row_of, set_metadata, text_of
 from .names import pack_path, unpack_path
 from .watch import watch
 
@@ -55,6 +55,7 @@ KINDS = {
     errno.ELOOP: "loop", errno.ENAMETOOLONG: "name_too_long", errno.EBUSY: "busy", errno.ETXTBSY: "busy",
     errno.EINVAL: "invalid", errno.ENXIO: "not_regular",
 }  # fmt: skip
+NO_DISKS = ("proc", "sysfs", "devpts", "mqueue", "cgroup2")
 CANNOT_REPLACE = (errno.EBUSY, errno.EPERM, errno.EACCES, errno.EXDEV, errno.ENOENT)
 
 
@@ -288,7 +289,8 @@ class _Unfinished:
 def _stat(path: str, order: dict[str, Any]) -> dict[str, Any]:
     """Describe the file at a path: a link itself, with its target."""
     row = row_of(path, os.path.basename(path.rstrip("/")) or "/", os.lstat(path), order["accounts"])
-    return {**row, "real": pack_path(os.path.realpath(path)), "path": pack_path(path)}
+    real = {} if row["type"] == "link" else {"real": pack_path(os.path.realpath(path))}
+    return {**row, **real, "path": pack_path(path)}
 
 
 def _list(path: str, order: dict[str, Any]) -> dict[str, Any]:
@@ -403,6 +405,21 @@ def _append(source: str, target: int) -> int:
         os.close(fd)
 
 
+def _space(path: str, _: dict[str, Any]) -> dict[str, Any]:
+    """Tell how many bytes are used in all file systems that can be written to, and free in that of the path."""
+    used: dict[int, int] = {}
+    for row in text_of("/proc/self/mounts").split("\n"):
+        folder, kind, options = row.split(" ")[1:4] if row.count(" ") > 2 else ("",) * 3
+        if options.startswith("rw") and kind not in NO_DISKS:
+            try:
+                state = os.statvfs(folder)
+                used[os.stat(folder).st_dev] = (state.f_blocks - state.f_bfree) * state.f_frsize
+            except OSError:
+                continue  # no user may look there
+    state = os.statvfs(path)
+    return {"used": sum(used.values()), "free": state.f_bavail * state.f_frsize}
+
+
 def _chmod(path: str, order: dict[str, Any]) -> dict[str, Any]:
     os.chmod(path, (natural(order, "mode", None) or 0) & 0o7777)
     return {}
@@ -419,6 +436,7 @@ OPERATIONS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "remove_all": _remove_all,
     "chmod": _chmod,
     "compose": _compose,
+    "space": _space,
     "pack": archive.pack,
     "collect": archive.collect,
     "unpack": archive.unpack,

@@ -31,25 +31,30 @@ class Walk:
         self.skipped = 0
 
     def __iter__(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        return self._below("", self.depth)
+        top = os.open(self.top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self._below("", self.depth, top)
 
-    def _below(self, prefix: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        for entry in self._entries(f"{self.top}/{prefix}" if prefix else self.top):
-            name = prefix + entry.name
-            yield name, entry
-            if not entry.is_dir(follow_symlinks=False):
-                continue
-            if depth > 1:
-                try:
-                    yield from self._below(f"{name}/", depth - 1)
-                except OSError as error:
-                    if error.errno not in PASSED_OVER:
-                        raise
+    def _below(self, prefix: str, depth: int, folder: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Yield what is in an open folder, and below it; close it."""
+        try:
+            for entry in self._entries(folder):
+                name = prefix + entry.name
+                yield name, entry
+                if not entry.is_dir(follow_symlinks=False):
+                    continue
+                if depth > 1:
+                    try:
+                        yield from self._below(f"{name}/", depth - 1, os.open(entry.name, FOLDER, dir_fd=folder))
+                    except OSError as error:
+                        if error.errno not in PASSED_OVER:
+                            raise
+                        self.skipped += 1
+                elif self.depth > 1:
                     self.skipped += 1
-            elif self.depth > 1:
-                self.skipped += 1
+        finally:
+            os.close(folder)
 
-    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+    def _entries(self, folder: int) -> list[os.DirEntry[str]]:
         listed = []
         with os.scandir(folder) as entries:
             for entry in entries:

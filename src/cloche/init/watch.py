@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 MOST_FOLDERS = 4096
 MOST_UNNAMED = 1024  # files without a name whose changes are remembered
 MOST_TOLD = 10_000  # entries of new folders that were found by looking, whose creation the kernel may yet tell
+DESCRIBED = ("created", "written", "attributes", "moved")  # after which the file is there
 TOGETHER_MS = 20  # within which the two halves of a move come
 MOST_LINES = 1000  # that are sent together
 READ_BYTES = 1 << 16
@@ -297,7 +298,7 @@ class _Watch:
         row: dict[str, Any] = {"event": event, "path": pack_path(path), "type": "directory" if is_folder else "file"}
         if target is not None:
             row["target"] = pack_path(target)
-        row.update(self._described(event, path))
+        row.update(self._described(event, path if target is None else target))
         self.lines.append(json.dumps(row).encode() + b"\n")
 
     def _described(self, event: str, path: str) -> dict[str, Any]:
@@ -353,7 +354,7 @@ class _ExactWatch(_Watch):
         self._changed(self._noted(target) or IN_ATTRIB | IN_MODIFY, target, is_folder=False)
 
     def _described(self, event: str, path: str) -> dict[str, Any]:
-        if not self.describes or event not in ("created", "written", "attributes"):
+        if not self.describes or event not in DESCRIBED:
             return {}
         whole = f"{self.top}/{path}"
         try:

@@ -24,7 +24,7 @@ from ..errors import Dropped, E2BError, answer
 from .entries import checked_user, enter_with_rights, file_error, printable, rights_of, with_rights
 from .ranges import byte_range, encoding_of
 from .signatures import READ, WRITE, authorize
-from .uploads import Form, Repeatable, decompressed, pumping
+from .uploads import Form, Repeatable, beginning, decompressed, pumping
 
 METADATA_HEADER = "x-metadata-"
 MOST_SOURCES = 10_000
@@ -179,6 +179,10 @@ def metadata_of(call: Call) -> dict[str, str]:
     return metadata
 
 
+def _yes() -> bool:
+    return True
+
+
 class _Writing:
     """Write the files of one upload, and hold what is answered about them."""
 
@@ -190,8 +194,9 @@ class _Writing:
 
     async def write(self, path: str, content: AsyncIterator[bytes]) -> None:
         """Write one file. Raises E2BError."""
+        begin, is_whole = await beginning(content)
         try:
-            written = await self._write(path, Repeatable(content))
+            written = await (self._write(path, lambda: begin) if is_whole else self._write_long(path, begin, content))
         except SandboxFileError as error:
             raise _as_write_error(error) from error
         except InvalidRequest as error:
@@ -200,15 +205,21 @@ class _Writing:
         self.paths.append(written)
         self.entries.append({**entry, "metadata": dict(self._metadata)} if self._metadata else entry)
 
-    async def _write(self, path: str, content: Repeatable) -> str:
+    async def _write_long(self, path: str, begin: bytes, rest: AsyncIterator[bytes]) -> str:
+        content = Repeatable(begin, rest)
+        return await self._write(path, content.pieces, lambda: content.can_repeat)
+
+    async def _write(
+        self, path: str, content: Callable[[], bytes | AsyncIterator[bytes]], can_repeat: Callable[[], bool] = _yes
+    ) -> str:
         first, *more = self._rights
         try:
-            return await self._live.write_path(path, content.pieces(), metadata=self._metadata, by=first)
+            return await self._live.write_path(path, content(), metadata=self._metadata, by=first)
         except SandboxFileRefused as error:
-            if error.kind != "permission" or not more or not content.can_repeat:
+            if error.kind != "permission" or not more or not can_repeat():
                 raise
             try:
-                return await self._live.write_path(path, content.pieces(), metadata=self._metadata, by=more[0])
+                return await self._live.write_path(path, content(), metadata=self._metadata, by=more[0])
             except SandboxFileError as second:
                 raise (error if second.kind == "user" else second) from error
 

@@ -21,6 +21,7 @@ from ..errors import E2BError
 
 PIECE_BYTES = 1 << 18
 QUEUED = 4  # pieces between the client and the sandbox
+WHOLE_BYTES = 1 << 17  # below which a content is collected before it is sent on
 KEPT_BYTES = 1 << 20  # of the beginning, which can be read again
 MOST_PARTS = 10_000
 MOST_PART_HEAD = 16 << 10
@@ -89,11 +90,21 @@ async def pumping(request: Request) -> AsyncIterator[Pump]:
         pump.close()
 
 
+async def beginning(pieces: AsyncIterator[bytes]) -> tuple[bytes, bool]:
+    """Return the first bytes of a content, at least `WHOLE_BYTES` of them, and whether that was all."""
+    data = bytearray()
+    async for piece in pieces:
+        data += piece
+        if len(data) >= WHOLE_BYTES:
+            return bytes(data), False
+    return bytes(data), True
+
+
 class Repeatable:
     """Yield pieces that can be asked for again, as long as few were yielded."""
 
-    def __init__(self, pieces: AsyncIterator[bytes]):
-        self._rest, self._kept, self._size = pieces, list[bytes](), 0
+    def __init__(self, begin: bytes, rest: AsyncIterator[bytes]):
+        self._rest, self._kept, self._size = rest, [begin], len(begin)
 
     @property
     def can_repeat(self) -> bool:

@@ -33,19 +33,20 @@ MOST_TIMEOUT_S = 86_400.0
 MOST_EVENTS = 50_000  # of requests that were given up
 TOO_MANY = 429
 LOST = "watcher error: changes came faster than they were read, and some are lost"
-_KINDS: Mapping[str, tuple[str, ...]] = {
-    "created": ("CREATE",), "written": ("WRITE",), "attributes": ("CHMOD",), "removed": ("REMOVE",),
-    "over": ("REMOVE",), "moved": ("RENAME",),
+_KINDS: Mapping[str, str] = {
+    "created": "EVENT_TYPE_CREATE", "written": "EVENT_TYPE_WRITE", "attributes": "EVENT_TYPE_CHMOD",
+    "removed": "EVENT_TYPE_REMOVE", "over": "EVENT_TYPE_REMOVE", "moved": "EVENT_TYPE_RENAME",
 }  # fmt: skip
+_WITHOUT_ENTRY = (_KINDS["moved"], _KINDS["removed"])  # of the old name, at which there may be another file by now
 
 
 def events_of(change: FileChange) -> Iterator[Message]:
     """Yield E2B's events for a change: a move is a rename of the old name, and a creation of the new one."""
-    for kind in _KINDS[change.kind]:
-        entry = {"entry": as_entry(change.entry)} if change.entry is not None else {}
-        yield {"name": printable(change.path or "."), "type": f"EVENT_TYPE_{kind}", **entry}
+    entry = {"entry": as_entry(change.entry)} if change.entry is not None else {}
+    kind = _KINDS[change.kind]
+    yield {"name": printable(change.path or "."), "type": kind, **({} if kind in _WITHOUT_ENTRY else entry)}
     if change.kind == "moved" and change.target:
-        yield {"name": printable(change.target), "type": "EVENT_TYPE_CREATE"}
+        yield {"name": printable(change.target), "type": _KINDS["created"], **entry}
 
 
 @asynccontextmanager
