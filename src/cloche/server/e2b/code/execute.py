@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
@@ -16,10 +18,12 @@ from starlette.types import Receive, Scope, Send
 
 from cloche.core.events import Event
 from cloche.core.loops import finish
+from cloche.records.tables import DEFAULT_PROJECT
 from cloche.wire.attachments import Attachment
 from cloche.wire.uses import Use
 
-from ..calls import Call, Readers, Row, e2b_id
+from .. import states
+from ..calls import Call, Readers, Row, e2b_id, row_id
 from ..envd.connect import NO_BUFFER
 from ..errors import Dropped, E2BError
 from .contexts import Context, contexts_of, language_of, refusal
@@ -28,7 +32,8 @@ from .results import END, KEEPALIVE, CellLines, encode_line, error_line
 KEEPALIVE_S = 5.0
 TOGETHER_S = 0.05  # in which printed text is collected for one line
 MOST_TOGETHER = 64 << 10  # characters of it
-PAUSE_LOOK_S = 0.2
+PAUSE_LOOK_S = 0.1
+LOST_S, NOTED_S = 0.5, 5.0  # for the end of a sandbox to follow its interpreter's, and to be noted
 log = logging.getLogger("cloche.e2b")
 _START = {
     "type": "http.response.start", "status": 200,
@@ -61,15 +66,22 @@ async def execute(call: Call) -> Response:
         contexts = await contexts_of(call, use)
         context = contexts.get(cell.context_id) if cell.context_id else contexts.default(language_of(cell.language))
         readers = call.e2b.readers(e2b_id(use.held.id))
-        return CellStream(use=use, context=context, cell=cell, readers=readers, stack=stack.pop_all())
+        has_ended = partial(_has_ended, call)
+        return CellStream(
+            use=use, context=context, cell=cell, readers=readers, stack=stack.pop_all(), has_ended=has_ended
+        )
     raise AssertionError
 
 
 class CellStream(Response):
     """Send the lines of a cell while it runs."""
 
-    def __init__(self, *, use: Use, context: Context, cell: Cell, readers: Readers, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, *, use: Use, context: Context, cell: Cell, readers: Readers, stack: AsyncExitStack,
+        has_ended: Callable[[], Awaitable[bool]],
+    ) -> None:  # fmt: skip
         super().__init__()
+        self._has_ended = has_ended
         self._use, self._context, self._cell, self._readers, self._stack = use, context, cell, readers, stack
         self._lines, self._wake = CellLines(), asyncio.Event()
         self._together: asyncio.TimerHandle | None = None
@@ -103,7 +115,7 @@ class CellStream(Response):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(KEEPALIVE_S):
                     await self._wake.wait()
-            if cut.done() or self._use.held.is_lost:
+            if cut.done():
                 raise Dropped("the sandbox was paused, or has ended")
             if gone.done():
                 return
@@ -112,9 +124,20 @@ class CellStream(Response):
             self._wake.clear()
             if not running.done() and (data := self._lines.take_all()):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-        if self._use.held.is_lost:
+        if cut.done() or (self._lines.is_lost and await self._is_over(cut)):
             raise Dropped("the sandbox has ended")
         await send({"type": "http.response.body", "body": self._lines.take_all() + encode_line(END)})
+
+    async def _is_over(self, cut: asyncio.Future[str]) -> bool:
+        """Tell whether the sandbox has ended with the interpreter, once its row says so: clients ask for that next."""
+        lost = self._use.held.lost
+        await asyncio.wait([lost, cut], timeout=LOST_S, return_when=asyncio.FIRST_COMPLETED)
+        until = asyncio.get_running_loop().time() + NOTED_S
+        while lost.done() and not cut.done() and asyncio.get_running_loop().time() < until:
+            if await self._has_ended():
+                return True
+            await asyncio.wait([cut], timeout=PAUSE_LOOK_S)
+        return lost.done() or cut.done()
 
     async def _run(self) -> None:
         context = self._context
@@ -143,6 +166,12 @@ class CellStream(Response):
     def _wake_later(self) -> None:
         self._together = None
         self._wake.set()
+
+
+async def _has_ended(call: Call) -> bool:
+    assert call.target is not None  # noqa: S101 - routes of ports have one
+    facts = await call.service.sandboxes.look(row_id(call.target.sandbox_id), DEFAULT_PROJECT)
+    return states.state_of(facts) != states.RUNNING
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -97,6 +97,7 @@ class CellLines:
         self._size = 0
         self._lines: list[Line] = []
         self.displayed = 0  # outputs that the cell has
+        self.is_lost = False  # the interpreter, with its cell
 
     @property
     def text_size(self) -> int:
@@ -130,6 +131,7 @@ class CellLines:
 
     def end(self, result: Result, language: str) -> None:
         """Add what a cell's result says beyond its events."""
+        self.is_lost = result.meta.get("state") == "lost"
         for name, decoder in self._decoders.items():
             if rest := decoder.decode(b"", True):
                 self._texts.setdefault(name, []).append(rest)
