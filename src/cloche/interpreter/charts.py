@@ -230,7 +230,7 @@ def _box(label: str, box: Any, lines: list[Any]) -> Chart:
         "label": label,
         "min": min([low, *ends]),
         "first_quartile": low,
-        "median": median[0] if median else (low + high) / 2,
+        "median": median[-1] if median else (low + high) / 2,
         "third_quartile": high,
         "max": max([high, *ends]),
         "outliers": outliers,
