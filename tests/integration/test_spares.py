@@ -34,7 +34,7 @@ OPENS_UNTIL_WARM = """
 import itertools, time, cloche
 for number in itertools.count():
     sandbox = cloche.Sandbox(name=f"kept-{number}", keep="5m").__enter__()
-    print(sandbox.exec(["true"]).meta["start"], flush=True)
+    print(sandbox.run("1").meta["start"], flush=True)
     time.sleep(0.1)
 """
 HOLDS_ONE = """
@@ -182,6 +182,7 @@ def test_a_sandbox_that_started_warm_outlives_the_process_that_opened_it(names: 
         starts = []
         while "warm" not in starts:
             starts.append(process.stdout.readline().strip())
+            assert starts[-1]
         process.kill()
     assert starts[0] == "cold"
     with Sandbox.attach(f"kept-{starts.index('warm')}") as sandbox:
