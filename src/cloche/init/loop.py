@@ -64,6 +64,10 @@ if TYPE_CHECKING:
             """Tell whether nothing more can be written in the workspace."""
             ...
 
+        def disk(self) -> tuple[int, int]:
+            """Return how many bytes of its file system are used, and how many it has; zeros if unknown."""
+            ...
+
     class Ends(Protocol):
         """End all that belongs to a process, or send it a signal, by its mark; see `tree.Ender`."""
 

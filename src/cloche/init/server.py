@@ -309,7 +309,11 @@ class Server:
                 pages += int(fields[21])
                 stopped += fields[0] == b"T"
         report = {"cpu_s": self.reaped_s + ticks / os.sysconf("SC_CLK_TCK"), "processes": len(pids), "stopped": stopped}
-        report["memory_bytes"] = pages * os.sysconf("SC_PAGE_SIZE")
+        own_pages = int((_stat_of(os.getpid()) or [b"0"] * 22)[21])
+        report["memory_bytes"], report["init_bytes"] = (
+            count * os.sysconf("SC_PAGE_SIZE") for count in (pages, own_pages)
+        )
+        report["disk_bytes"], report["disk_total_bytes"] = self.host.disk()
         self.loop.send(wire.json_frame(wire.EVENT, number, event="usage", **report))
         self.close(number)
 

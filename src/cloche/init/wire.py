@@ -41,7 +41,8 @@ the connection. `Credit` counts both directions.
   bytes so far, whether a client `is_attached`, and whether all in the foreground of its terminal `is_stopped`; of
   running ones `listed`, as far as there is room.
 - `usage`: one event `usage` with `cpu_s` of all processes so far, how many `processes` live and how many of them are
-  `stopped`, and their `memory_bytes` (shared pages count for each).
+  `stopped`, their `memory_bytes` (shared pages count for each), init's own `init_bytes`, and the `disk_bytes` of
+  `disk_total_bytes` that are used.
 - `kill`: a tree, by `id`.
 - `files`: one operation on files, see `files`. Streams: 0 content in, 1 content out.
 - `connect`: a TCP connection to `port` on loopback inside. Event `connected`. Streams: 0 to the server, 1 from it. If

@@ -495,6 +495,11 @@ class Resident(CommandParent):
         state = posix.statvfs(self.spec.workspace)
         return not state.f_bavail or not state.f_favail
 
+    def disk(self) -> tuple[int, int]:
+        """Return how many bytes of the writable file system are used, and how many it has."""
+        state = posix.statvfs(self.spec.workspace)
+        return (state.f_blocks - state.f_bfree) * state.f_frsize, state.f_blocks * state.f_frsize
+
     def refresh(self, at: bytes, paths: list[bytes], apart: list[bytes], before_ns: int) -> int:
         """Show the host's current files in the views of folders; see `host_view.refresh`."""
         return host_view.refresh(at, paths, apart, before_ns, self.other_pids())

@@ -21,7 +21,7 @@ from cloche.keeper import registry
 from cloche.keeper.attach import visit
 from cloche.records import sandboxes as records
 from cloche.records.ids import moment
-from cloche.records.sandboxes import PAUSED, RUNNING, SandboxFacts
+from cloche.records.sandboxes import ENDED, PAUSED, RUNNING, SandboxFacts
 from cloche.records.writer import Writer
 from cloche.wire.attachments import Attachment
 from cloche.wire.held import change_held
@@ -58,10 +58,14 @@ class Lives:
     def __init__(self, writer: Writer):
         self._writer = writer
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._paused: set[str] = set()  # which the listeners have been told
         self.listeners: list[Listener] = []
 
     def tell(self, sandbox_id: str, what: str) -> None:
-        """Tell the listeners that a sandbox was `paused` or has `ended`."""
+        """Tell the listeners that a sandbox was `paused` or has `ended`, once."""
+        if what == PAUSED and sandbox_id in self._paused:
+            return
+        (self._paused.add if what == PAUSED else self._paused.discard)(sandbox_id)
         for listener in self.listeners:
             listener(sandbox_id, what)
 
@@ -79,9 +83,14 @@ class Lives:
             else:
                 info = await asyncio.to_thread(_visit, facts.name, op, order)
             await self._note(facts.id, info)
-        if info.get("is_paused") and op != "info":
-            self.tell(facts.id, PAUSED)
+        self._note_pause(facts.id, is_paused=bool(info.get("is_paused")))
         return info
+
+    def _note_pause(self, sandbox_id: str, *, is_paused: bool) -> None:
+        if is_paused:
+            self.tell(sandbox_id, PAUSED)
+        else:
+            self._paused.discard(sandbox_id)
 
     async def _note(self, sandbox_id: str, info: Mapping[str, Any]) -> None:
         status, changes = values_of(info, time.time())
@@ -93,13 +102,12 @@ class Lives:
         with contextlib.suppress(ClocheError):
             async for info in attachment.kept.life_events():
                 is_paused = attachment.is_paused = bool(info.get("is_paused"))
-                if is_paused and not was_paused:
-                    self.tell(facts.id, PAUSED)
+                self._note_pause(facts.id, is_paused=is_paused)
                 if is_paused is not was_paused:
                     await self.change(facts, "info")
                 was_paused = is_paused
         if attachment.is_lost:
-            self.tell(facts.id, "ended")
+            self.tell(facts.id, ENDED)
 
     async def compare(self, rows: Mapping[str, SandboxFacts], infos: Mapping[str, Mapping[str, Any]]) -> None:
         """Note what keepers said, by their names, where rows differ."""

@@ -370,6 +370,7 @@ class Sandboxes:
                 "sandbox", what="ended", sandbox=facts.id, reason="found ended", owner=facts.api_key, **no_caller
             )
         self._ours.pop(facts.id, None)
+        self.lives.tell(facts.id, ENDED)
         return await self.look(facts.id, facts.project)
 
     def _read(self, work: Any) -> Any:  # noqa: ANN401 - what the work returns

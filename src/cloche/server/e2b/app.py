@@ -18,7 +18,7 @@ from .errors import Dropped, E2BError, answer, connect_answer, text_answer
 from .target import CODE, ENVD, Target, target_of
 
 # The modules with a table `ROWS`, of the control plane and of the two ports that are served here.
-CONTROL = ("sandbox_lists", "sandboxes", "network", "signed_files")
+CONTROL = ("sandbox_metrics", "sandbox_logs", "sandbox_lists", "sandboxes", "network", "signed_files")
 ENVD_PARTS = (
     "envd.health", "envd.processes", "envd.filesystem", "envd.watches", "envd.files", "envd.environment",
 )  # fmt: skip

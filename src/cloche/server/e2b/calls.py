@@ -18,7 +18,7 @@ from cloche.audit.log import act_for
 from cloche.core.errors import InvalidRequest, NotFound
 from cloche.core.letter_case import camel
 from cloche.core.record import dataclass, field
-from cloche.records.sandboxes import SandboxFacts
+from cloche.records.sandboxes import ENDED, SandboxFacts
 from cloche.records.tables import DEFAULT_PROJECT
 from cloche.records.workers import shared_key
 from cloche.serving.http import SLOW_BODY
@@ -31,6 +31,7 @@ from ..observe import CALLER
 from ..service import Service
 from . import states
 from .errors import NOT_RUNNING, E2BError, PortError
+from .log_lines import LogLines
 from .options import E2BOptions
 from .target import Target
 
@@ -98,7 +99,16 @@ class E2B:
         self.service, self.options, self._key = service, options, key.encode()
         self._readers: dict[str, Readers] = {}
         self.parts: dict[str, Any] = {}  # state of the modules of routes, by the module's name
-        service.sandboxes.lives.listeners.append(lambda row, what: self.cut(e2b_id(row), what))
+        self.logs = LogLines()
+        service.sandboxes.lives.listeners.append(self._note_life)
+
+    def _note_life(self, row: str, what: str) -> None:
+        """Drop the streams of a sandbox that was paused or has ended; without a request, too."""
+        self.cut(e2b_id(row), what)
+        if what == ENDED:
+            self.logs.forget(e2b_id(row))
+        else:
+            self.logs.add(e2b_id(row), f"the sandbox was {what}")
 
     def access_token(self, sandbox_id: str) -> str:
         """Return the token for envd of a sandbox. All workers of the database derive the same one."""

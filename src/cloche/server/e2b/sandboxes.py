@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -73,6 +74,7 @@ async def create(call: Call, version: int) -> Response:
         project=caller.project, api_key=caller.key_id, terms=terms, document=document_of(body, template, timeout_s),
         options=options, files=None, key=_request_key(call, body, timeout_s),
     )  # fmt: skip
+    call.e2b.logs.add(e2b_id(facts.id), "the sandbox was created", template=template.id)
     return JSONResponse(as_sandbox(call, facts), 201)
 
 
@@ -105,10 +107,15 @@ def as_listed(facts: SandboxFacts) -> dict[str, Any]:
         "sandboxID": e2b_id(facts.id), "templateID": own["templateID"], "alias": own["alias"] or own["templateID"],
         "clientID": CLIENT_ID, "startedAt": facts.created_at,
         "endAt": document.get("pausedAt") or document.get("endsAt") or moment(time.time()),
-        "cpuCount": max(1, round(limits["cpus"] or 1)), "memoryMB": _mebibytes(limits["memoryBytes"]),
+        "cpuCount": cpu_count(limits), "memoryMB": _mebibytes(limits["memoryBytes"]),
         "diskSizeMB": _mebibytes(limits["diskBytes"]), "envdVersion": ENVD_VERSION, "state": state,
         "metadata": own["metadata"], "volumeMounts": own["volumeMounts"],
     }  # fmt: skip
+
+
+def cpu_count(limits: Mapping[str, Any]) -> int:
+    """Return a number of processors, of which a sandbox may have a part, as a whole number."""
+    return max(1, math.ceil(limits.get("cpus") or 1))
 
 
 def _mebibytes(count: int | None) -> int:
@@ -164,6 +171,8 @@ async def resume(call: Call) -> Response:
 async def _resume(call: Call, facts: SandboxFacts, timeout_s: int, **order: Any) -> bool:  # noqa: ANN401 - JSON
     """Extend the time of a sandbox, which is resumed; return whether it was paused."""
     info = await change(call, facts, "lifetime", left_s=timeout_s, only_extends=True, resumes=True, **order)
+    if info.get("was_paused"):
+        call.e2b.logs.add(e2b_id(facts.id), "the sandbox was resumed")
     return bool(info.get("was_paused"))
 
 

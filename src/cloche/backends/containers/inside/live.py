@@ -284,6 +284,11 @@ class ContainerHost:
         state = os.statvfs(WORKSPACE)
         return not state.f_bavail or not state.f_favail
 
+    def disk(self) -> tuple[int, int]:
+        """Return how many bytes of the workspace are used, and how many it has."""
+        state = os.statvfs(WORKSPACE)
+        return (state.f_blocks - state.f_bfree) * state.f_frsize, state.f_blocks * state.f_frsize
+
     def why_failed(self, take: Callable[[str, int], None]) -> None:
         """Report whether the kernel killed for memory or refused a process since the last call."""
         kills, refused = self.counters.hits()
