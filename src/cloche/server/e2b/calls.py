@@ -209,6 +209,8 @@ class Call:
         if not is_own(caller, facts):
             raise states.not_found(sandbox_id)
         states.check(action, facts, sandbox_id)
+        if not await self.service.sandboxes.is_alive(facts):  # which its row does not have yet
+            raise states.not_found(sandbox_id)
         return caller, facts
 
     @asynccontextmanager
