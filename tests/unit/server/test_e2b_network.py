@@ -26,8 +26,8 @@ ALL = "0.0.0.0/0"
         ({"denyOut": [ALL], "allowOut": [ALL]}, None, Rules()),
         ({"denyOut": ["8.8.8.0/30"], "allowOut": ["8.8.8.1"]}, None, Rules(deny=("8.8.8.2/31", "8.8.8.0/32"))),
         ({"denyOut": ["8.8.8.8"], "allowOut": ["8.8.0.0/16"]}, None, Rules()),
-        ({"allowPublicTraffic": False, "maskRequestHost": "localhost:${PORT}", "dnsServers": ["8.8.8.8"], "rules": {},
-          "httpsPorts": [3000]}, None, Rules()),
+        ({"allowPublicTraffic": False, "maskRequestHost": "localhost:${PORT}", "dnsServers": ["8.8.8.8"],
+          "rules": {"a.example": [{}]}, "httpsPorts": [3000]}, None, Rules()),
     ],
 )  # fmt: skip
 def test_what_is_allowed_beats_what_is_denied(fields: dict[str, Any], access: bool | None, rules: Rules) -> None:
@@ -44,6 +44,8 @@ def test_what_is_allowed_beats_what_is_denied(fields: dict[str, Any], access: bo
         ({"denyOut": ["10.0.0.0/33"]}, "invalid denied CIDR"),
         ({"allowOut": ["8.8.8.8/"], "denyOut": [ALL]}, None),
         ({"egressProxy": {"address": "a.example:1080"}}, "network.egressProxy"),
+        ({"egressProxy": {}}, "network.egressProxy"),
+        ({"rules": {"a.example": [{"unknown": 1}]}}, "network.rules"),
         ({"dnsServers": ["1.1.1.1"]}, "network.dnsServers"),
         ({"httpsPorts": [3000, 49983]}, "network.httpsPorts"),
         ({"rules": {"a.example": [{"transform": {"headers": {"a": "b"}}}]}}, "network.rules"),

@@ -34,7 +34,8 @@ from .target import ENVD, MOST_PORT
 ALL = ip_network("0.0.0.0/0")
 CHANGEABLE = ("allowlist", "open")  # modes of a sandbox that has a network
 DEFAULT_DNS = ["8.8.8.8"]
-OF_PORTS = ("allowPublicTraffic", "maskRequestHost", "httpsPorts")  # which an update keeps
+OF_PORTS = ("allowPublicTraffic", "maskRequestHost", "httpsPorts")  # which no update changes
+NO_RULES: Sequence[Mapping[str, Any]] = ({}, {"transform": {}}, {"transform": {"headers": {}}})
 NEEDS_DENY_ALL = (
     "When specifying allowed domains in allow out, you must include 'ALL_TRAFFIC' in deny out to block all other "
     "traffic."
@@ -80,7 +81,7 @@ def rules_of(network: Network | None, allow_internet_access: bool | None) -> Rul
 
 def check_fields(network: Network) -> None:
     """Raise E2BError (400) for a field that is wrong, or not supported. Default values are accepted."""
-    if network.egress_proxy:
+    if network.egress_proxy is not None:
         raise E2BError(400, "network.egressProxy: this server has no proxies of its users; its operator may set one")
     if network.dns_servers not in (None, [], DEFAULT_DNS):
         raise E2BError(
@@ -88,7 +89,7 @@ def check_fields(network: Network) -> None:
         )
     if any(port == ENVD or not 0 < port <= MOST_PORT for port in network.https_ports or ()):
         raise E2BError(400, f"network.httpsPorts: give ports from 1 to {MOST_PORT}, other than {ENVD}")
-    if any(rule.get("transform") for rules in (network.rules or {}).values() for rule in rules):
+    if any(rule not in NO_RULES for rules in (network.rules or {}).values() for rule in rules):
         raise E2BError(
             400, "network.rules: headers are not put into requests by rules; give the credential as a secret"
         )
@@ -157,6 +158,8 @@ async def update(call: Call) -> Response:
     """Replace the rules of a running sandbox."""
     caller, facts = await call.sandbox("network")
     body: NetworkUpdate = await call.body(NetworkUpdate)
+    if set(body.model_dump(by_alias=True, exclude_none=True)) & {*OF_PORTS}:
+        raise E2BError(400, f"{', '.join(OF_PORTS)}: these are set when a sandbox is created, and stay")
     rules = rules_of(body, body.allow_internet_access)
     base, options = (await call.service.settings()).policy, await allowed(call, caller, rules)
     async with using(call.service, caller, facts.id) as use:
@@ -184,8 +187,7 @@ def _amended(document: dict[str, Any], body: NetworkUpdate) -> dict[str, Any]:
     own, sent = document["e2b"], body.model_dump(by_alias=True, exclude_none=True)
     access = sent.pop("allow_internet_access", None)
     kept = {name: value for name, value in (own["network"] or {}).items() if name in OF_PORTS}
-    network = {name: value for name, value in sent.items() if name not in OF_PORTS}
-    return {**document, "e2b": {**own, "network": {**network, **kept}, "allowInternetAccess": access}}
+    return {**document, "e2b": {**own, "network": {**sent, **kept}, "allowInternetAccess": access}}
 
 
 ROWS = (Row(method="PUT", path="/sandboxes/{sandbox_id}/network", handler=update),)

@@ -125,7 +125,9 @@ class UpgradeProtocol(asyncio.StreamReaderProtocol):
         agreed = [(b"connection", b"Upgrade"), (b"upgrade", headers.get(b"upgrade", b"websocket"))]
         self._is_switched = True
         await self._write(
-            h11.InformationalResponse(status_code=head.status_code, headers=[*passed_on(head.headers), *agreed])
+            h11.InformationalResponse(
+                status_code=head.status_code, headers=[*passed_on(head.headers), *agreed], reason=b"Switching Protocols"
+            )
         )
         inward = asyncio.ensure_future(self._inward(exchange))
         outward = asyncio.ensure_future(self._outward(exchange))
