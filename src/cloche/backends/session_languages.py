@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.frames import BashCodec, FrameReader, encode
-from cloche.core.languages import Language, language_named
+from cloche.core.languages import Language, session_language_named
 from cloche.core.record import dataclass
 from cloche.core.request import PLAIN_CELL, CellOptions
 
@@ -75,6 +75,7 @@ class Driver:
     new_codec: Callable[[], Codec]
     interrupt: Interrupt
     more: tuple[str, ...] = ()  # files that are appended to it
+    is_on_input: bool = False  # its link is standard input
 
     def text(self) -> str:
         """Return the driver's source."""
@@ -84,6 +85,8 @@ class Driver:
         """Return the arguments that start the driver at `path`, with descriptors `link` to read and `answers` to
         write.
         """
+        if self.is_on_input:
+            return ["/bin/bash", "-c", f'exec "$0" "$@" <&{link} {link}<&-', program, *self.options, path, str(answers)]
         return [program, *self.options, path, str(link), str(answers)]
 
 
@@ -109,17 +112,38 @@ BASH = Driver(
     new_codec=BashCodec,
     interrupt=AS_BASH_NEEDS,
 )
+JAVA = Driver(
+    file_name="session.java",
+    program="java",
+    options=(
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-Xmx256m",
+        "--add-modules",
+        "jdk.jshell",
+        "--add-opens",
+        "java.base/java.io=ALL-UNNAMED",
+    ),
+    new_codec=JsonCodec,
+    interrupt=ONCE,
+    is_on_input=True,
+)
 # Python needs no driver: the jail's own interpreter serves the session.
 DRIVERS: Mapping[str, Driver | None] = {"python": None, "javascript": JAVASCRIPT, "bash": BASH}
 
+# Languages that only the native jail has sessions of.
+LOCAL_DRIVERS: Mapping[str, Driver | None] = {**DRIVERS, "java": JAVA}
 
-def session_language(name: str) -> tuple[Language, Driver | None]:
+
+def session_language(
+    name: str, drivers: Mapping[str, Driver | None] = DRIVERS
+) -> tuple[Language, Driver | None]:  # fmt: skip
     """Return a language and its driver. Raises BackendUnavailable for a language without sessions."""
-    language = language_named(name)
-    if language.name not in DRIVERS:
-        have = ", ".join(DRIVERS)
+    language = session_language_named(name)
+    if language.name not in drivers:
+        have = ", ".join(drivers)
         raise BackendUnavailable(f"there are no sessions of {language.name} (there are of {have}); use run instead")
-    return language, DRIVERS[language.name]
+    return language, drivers[language.name]
 
 
 def check_variables(env: Mapping[str, str]) -> None:

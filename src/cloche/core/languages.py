@@ -326,6 +326,24 @@ LANGUAGES: Mapping[str, Language] = {
     )
 }
 
+# Languages that have sessions and no runs.
+SESSION_LANGUAGES: Mapping[str, Language] = {
+    "java": Language(
+        name="java",
+        aliases=(),
+        suffixes=(),
+        file_name=".cloche-main.java",
+        image="",
+        engines=(
+            Engine(
+                name="java", programs=("java", "jshell", "bash"), commands=(),
+                package="apt-get install default-jdk-headless",
+            ),
+        ),
+        image_engine="java",
+    ),
+}  # fmt: skip
+
 # Where programs lie in /workspace: no listing shows them, and no user's file may have such a name.
 PROGRAM_FILES = frozenset(language.file_name for language in LANGUAGES.values())
 _BY_NAME: Mapping[str, Language] = {
@@ -349,6 +367,11 @@ def language_named(name: str) -> Language:
         return _BY_NAME[name.strip().lower()]
     except KeyError:
         raise InvalidRequest(f"unknown language {name!r}; known languages: {', '.join(LANGUAGES)}") from None
+
+
+def session_language_named(name: str) -> Language:
+    """Return the language of a session, also one without runs. Raises InvalidRequest."""
+    return SESSION_LANGUAGES.get(name.strip().lower()) or language_named(name)
 
 
 def detect_language(file_name: str, first_line: bytes | str = b"") -> Language:

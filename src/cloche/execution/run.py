@@ -36,10 +36,10 @@ from cloche.core.events import (
     Started,
     Stream,
 )
-from cloche.core.languages import language_named
+from cloche.core.languages import SESSION_LANGUAGES, language_named, session_language_named
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task, check_event_loop, with_sink
-from cloche.core.policy import HOST_BACKENDS, Policy
+from cloche.core.policy import DEFAULT_LANGUAGES, HOST_BACKENDS, Policy
 from cloche.core.protocols import (
     OpenSandbox,
     SupportsBatchFiles,
@@ -253,7 +253,18 @@ def check_language(policy: Policy, language: str) -> str:
     allowed.
     """
     name = language_named(language).name
-    if name not in policy.languages:
+    return _allowed(policy, name, is_allowed=name in policy.languages)
+
+
+def check_session_language(policy: Policy, language: str) -> str:
+    """Return a session's language, as `check_language` does. One without runs is allowed where all usual ones are."""
+    name = session_language_named(language).name
+    is_usual = name in SESSION_LANGUAGES and set(DEFAULT_LANGUAGES) <= set(policy.languages)
+    return _allowed(policy, name, is_allowed=is_usual or name in policy.languages)
+
+
+def _allowed(policy: Policy, name: str, *, is_allowed: bool) -> str:
+    if not is_allowed:
         allowed = ", ".join(policy.languages)
         raise PolicyDenied(f'language "{name}" is not allowed here (allowed: {allowed}); name it in sandbox.languages')
     return name

@@ -53,7 +53,7 @@ from .run import (
     OnOutput,
     PreparedRequest,
     cell_task,
-    check_language,
+    check_session_language,
     collected,
     copy_out,
     fix_cell,
@@ -551,8 +551,8 @@ class AsyncSandbox(
     ) -> AsyncSession:
         """Start an interpreter that keeps its state between runs, in this sandbox's workspace.
 
-        `language` is python, javascript or bash. `env` extends the sandbox's environment. A session that is not used
-        for `idle_timeout` (seconds, or text such as `30m`) is ended; all sessions end with the sandbox.
+        `language` is python, javascript or bash, or java on backend `local`. `env` extends the sandbox's environment. A
+        session that is not used for `idle_timeout` (seconds, or text such as `30m`) is ended; all end with the sandbox.
 
         In a live sandbox, a session shares files, processes and loopback with everything else in it, and has no
         checkpoints and no forks. With `checkpoints` it has them, but runs in a separate sandbox, with the same limits
@@ -564,7 +564,7 @@ class AsyncSandbox(
         `timeout`.
         """
         with refusals(self._prepared.settings, language=language):
-            name = check_language(self.policy, language)
+            name = check_session_language(self.policy, language)
         variables = {**self._env, **read_env(env)}
         limit = None if idle_timeout is None else parse_duration(idle_timeout, name="idle_timeout")
         async with in_time(timeout, lambda late: StartFailed(f"the start of the {name} session: {late}")):

@@ -39,6 +39,7 @@ from ..garbage_collection import group_name, new_folder
 from ..host import Host
 from ..network import NAME_SERVER_ADDRESS, network_key, network_rules, served_ports
 from ..session_languages import (
+    LOCAL_DRIVERS,
     ONCE,
     Codec,
     Driver,
@@ -605,7 +606,7 @@ def build_session_program(
     name: str, env: Mapping[str, str], guest_paths: GuestPaths, layers: Sequence[str] = (), *, calls: bool = False
 ) -> LocalSessionProgram:
     """Return the program of a session; see `build_program`. Raises BackendUnavailable for a language without any."""
-    language, driver = session_language(name)
+    language, driver = session_language(name, LOCAL_DRIVERS)
     program = _python(language, env, guest_paths) if driver is None else _driven(language, env, guest_paths, driver)
     if calls and program.toolchain is not None:
         load_calls(program.run, language.name, program.toolchain.engine)
