@@ -10,6 +10,7 @@ system_path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # program -> the package that brings it
 declare -A package_of=(
     [node]=nodejs [npm]=npm [ruby]=ruby [go]=golang-go [rustc]=rustc [mcs]=mono-mcs [mono]=mono-runtime
+    [Rscript]=r-base-core [jshell]=default-jdk-headless
     [cc]=gcc [g++]=g++ [bwrap]=bubblewrap [setpriv]=util-linux [git]=git [ps]=procps
     [dockerd]=docker.io [docker]=docker.io [busybox]=busybox-static [runsc]=runsc
     [qemu-system-x86_64]=qemu-system-x86 [openssl]=openssl [debugfs]=e2fsprogs

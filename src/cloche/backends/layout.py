@@ -82,7 +82,7 @@ def etc_shown() -> tuple[str, ...]:
     """Return the visible parts of /etc that exist on this host."""
     paths = [path for path in ETC_SHOWN if os.path.exists(path)]
     names = sorted(os.listdir("/etc")) if os.access("/etc", os.R_OK) else []
-    return (*paths, *(f"/etc/{name}" for name in names if name.startswith(("python3", "java-"))))
+    return (*paths, *(f"/etc/{name}" for name in names if name == "R" or name.startswith(("python3", "java-"))))
 
 
 def _etc_row(path: str) -> Row:

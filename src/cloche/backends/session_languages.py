@@ -50,6 +50,18 @@ class JsonCodec:
         self._reader.renew()
 
 
+class RCodec(JsonCodec):
+    """Encode requests for the driver of R, which reads no JSON: a line, then blocks with their lengths."""
+
+    def encode_run(self, request_id: int, code: str, options: CellOptions = PLAIN_CELL) -> bytes:
+        texts = [code, options.cwd or "", *(text for pair in options.env.items() for text in pair)]
+        if any("\0" in text for text in texts):
+            raise ValueError("R's code cannot hold a NUL character")
+        blocks = [text.encode("utf-8", "replace") for text in texts]
+        head = b"%d %d\n" % (request_id, len(blocks))
+        return head + b"".join(b"%d\n%b" % (len(block), block) for block in blocks)
+
+
 def _signal(number: int, *, to_group: bool) -> ControlMessage:
     return "signal", {"id": 0, "number": int(number), "to_group": to_group}
 
@@ -128,11 +140,19 @@ JAVA = Driver(
     interrupt=ONCE,
     is_on_input=True,
 )
+R = Driver(
+    file_name="session.R",
+    program="Rscript",
+    options=("--vanilla",),
+    new_codec=RCodec,
+    interrupt=ONCE,
+    is_on_input=True,
+)
 # Python needs no driver: the jail's own interpreter serves the session.
 DRIVERS: Mapping[str, Driver | None] = {"python": None, "javascript": JAVASCRIPT, "bash": BASH}
 
 # Languages that only the native jail has sessions of.
-LOCAL_DRIVERS: Mapping[str, Driver | None] = {**DRIVERS, "java": JAVA}
+LOCAL_DRIVERS: Mapping[str, Driver | None] = {**DRIVERS, "java": JAVA, "r": R}
 
 
 def session_language(

@@ -328,6 +328,17 @@ LANGUAGES: Mapping[str, Language] = {
 
 # Languages that have sessions and no runs.
 SESSION_LANGUAGES: Mapping[str, Language] = {
+    "r": Language(
+        name="r",
+        aliases=(),
+        suffixes=(),
+        file_name=".cloche-main.R",
+        image="",
+        engines=(
+            Engine(name="r", programs=("Rscript", "bash"), commands=(), package="apt-get install r-base-core"),
+        ),
+        image_engine="r",
+    ),
     "java": Language(
         name="java",
         aliases=(),

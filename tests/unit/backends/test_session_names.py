@@ -14,6 +14,9 @@ from cloche.backends.microsandbox.sandbox import MicrosandboxOpenSandbox
 from cloche.backends.microvm.backend import FirecrackerBackend, MicroVMBackend
 from cloche.backends.microvm.sandbox import MicroVMOpenSandbox
 from cloche.backends.session_languages import DRIVERS
+from cloche.backends.toolchain import find_toolchain
+from cloche.core.errors import LanguageUnavailable
+from cloche.core.languages import SESSION_LANGUAGES
 from cloche.core.protocols import SupportsSessionNames
 
 
@@ -33,3 +36,10 @@ def test_who_names_sessions_has_them(backend: type, sandbox: type) -> None:
     made = backend()
     assert isinstance(made, SupportsSessionNames) is hasattr(sandbox, "open_session")
     assert not isinstance(made, SupportsSessionNames) or made.session_languages() == tuple(DRIVERS)
+
+
+@pytest.mark.parametrize(("name", "program", "package"), [("r", "Rscript", "r-base-core"), ("java", "java", "jdk")])
+def test_a_language_of_sessions_alone_says_what_it_lacks(name: str, program: str, package: str) -> None:
+    """Where its interpreter is missing, the error names the program and the package."""
+    with pytest.raises(LanguageUnavailable, match=f"{program}.*{package}"):
+        find_toolchain(SESSION_LANGUAGES[name], search_path=())

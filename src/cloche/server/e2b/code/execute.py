@@ -34,7 +34,7 @@ TOGETHER_S = 0.05  # in which printed text is collected for one line
 MOST_TOGETHER = 64 << 10  # characters of it
 PAUSE_LOOK_S = 0.1
 LOST_S, NOTED_S = 0.5, 5.0  # for the end of a sandbox to follow its interpreter's, and to be noted
-log = logging.getLogger("cloche.e2b")
+log = logging.getLogger("cloche.service")
 _START = {
     "type": "http.response.start", "status": 200,
     "headers": [
