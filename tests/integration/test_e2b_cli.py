@@ -44,9 +44,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[E2BService]:
 
 
 @pytest.fixture
-def e2b(service: E2BService, tmp_path: Path) -> CommandLine:
-    """Give the command line with a home of its own."""
-    return CommandLine(service, tmp_path)
+def e2b(service: E2BService, tmp_path: Path) -> Iterator[CommandLine]:
+    """Give the command line with a home of its own, and end all sandboxes."""
+    command_line = CommandLine(service, tmp_path)
+    yield command_line
+    command_line("sandbox", "kill", "--all", "--state", "running,paused")
 
 
 def test_a_sandbox_is_made_used_and_killed(e2b: CommandLine) -> None:
@@ -80,7 +82,6 @@ def test_a_terminal_is_connected(e2b: CommandLine, monkeypatch: pytest.MonkeyPat
         terminal.type("echo inside-$((40+2))-$(id -un)\n")
         terminal.see("inside-42-user")
         terminal.type("exit\n")
-    e2b("sandbox", "kill", listed["sandboxId"])
 
 
 def test_templates_and_snapshots_are_listed(e2b: CommandLine) -> None:
@@ -92,5 +93,3 @@ def test_templates_and_snapshots_are_listed(e2b: CommandLine) -> None:
     (snapshot,) = e2b.json("sandbox", "snapshot", "list")
     e2b("sandbox", "snapshot", "delete", snapshot["snapshotId"])
     assert e2b.json("sandbox", "snapshot", "list") == []
-    e2b("sandbox", "kill", "--all")
-    assert e2b.json("sandbox", "list") == []

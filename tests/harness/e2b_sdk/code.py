@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from e2b import InvalidArgumentException, NotFoundException, TimeoutException
+from e2b_code_interpreter.models import Context
 
 from .both import Both
 from .rows import shows
@@ -48,7 +49,7 @@ async def cells(sdk: Both) -> None:
     assert (await sdk(sandbox.run_code("!echo shell-$((40+2))"))).logs.stdout[0].strip() == "shell-42"
     await sdk.raises(
         InvalidArgumentException,
-        lambda: sandbox.run_code("1", language="python", context=sdk.context("x")),
+        lambda: sandbox.run_code("1", language="python", context=Context("x", "python", "/")),
     )
 
 
