@@ -114,10 +114,9 @@ export const programs = [
       assert.ok(rows.every((row) => row.cpuCount >= 1 && row.memTotal >= row.memUsed && row.diskTotal >= row.diskUsed))
       assert.ok(shared.getHost(3000).startsWith(`3000-${shared.sandboxId}.`))
       assert.ok(shared.getMcpUrl().endsWith('/mcp'))
-      assert.ok(!(await shared.getMcpToken()))
+      await assert.rejects(shared.getMcpToken(), sdk.NotFoundError)
       await assert.rejects(sdk.Sandbox.create({ mcp: { browserbase: { apiKey: 'x' } } }), /mcp/i)
-      const sandbox = await create({ timeoutMs: 100_000, allowInternetAccess: false })
-      assert.equal((await sandbox.getInfo()).allowInternetAccess, false)
+      const sandbox = await create({ timeoutMs: 100_000, network: { allowOut: ['acme.example'], denyOut: ['0.0.0.0/0'] } })
       await sandbox.updateNetwork({ allowOut: ['example.com'], denyOut: ['0.0.0.0/0'] })
       assert.deepEqual((await sandbox.getInfo()).network.allowOut, ['example.com'])
     },
