@@ -279,6 +279,7 @@ class Sandbox:
         workspace_disk: int | str | None = None,
         workspace_hide: Sequence[str] | None = None,
         workspace_read: Sequence[str | os.PathLike[str]] | None = None,
+        snapshot: str | os.PathLike[str] | None = None,
         tools: ToolsArgument | None = None,
         tool_limits: ToolLimits | None = None,
         approve: Approver | None = None,
@@ -287,8 +288,8 @@ class Sandbox:
         self._sandbox = AsyncSandbox(
             env=env, files=files, live=live, name=name, keep=keep, lifetime=lifetime, idle=idle, at_end=at_end,
             workspace=workspace, workspace_at=workspace_at, workspace_disk=workspace_disk,
-            workspace_hide=workspace_hide, workspace_read=workspace_read, tools=tools, tool_limits=tool_limits,
-            approve=approve, **options,
+            workspace_hide=workspace_hide, workspace_read=workspace_read, snapshot=snapshot, tools=tools,
+            tool_limits=tool_limits, approve=approve, **options,
         )  # fmt: skip
         self._pid = os.getpid()
 
@@ -394,6 +395,7 @@ class Sandbox:
     write_file = _method(AsyncSandbox.write_file, "_sandbox")
     list_files = _method(AsyncSandbox.list_files, "_sandbox")
     append_file = _method(AsyncSandbox.append_file, "_sandbox")
+    snapshot = _method(AsyncSandbox.snapshot, "_sandbox")
     list_dir = _method(AsyncSandbox.list_dir, "_sandbox")
     stat = _method(AsyncSandbox.stat, "_sandbox")
     exists = _method(AsyncSandbox.exists, "_sandbox")

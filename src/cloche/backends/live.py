@@ -203,9 +203,6 @@ class LiveSandbox(LiveFiles):
     async def _start(self) -> InitLink:
         raise NotImplementedError
 
-    async def _fill(self, link: InitLink) -> None:
-        """Write the files that a new sandbox begins with."""
-
     async def ask(self, op: str, **arguments: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
         """Do an operation that answers with at most one event; see core.protocols.OpenLiveSandbox."""
         try:

@@ -58,6 +58,8 @@ class LiveFiles(OffersFunctions):
 
     file_timeout_s = FILE_S  # at most the sandbox's own
     clock_slack_ns = 0  # how far the workspace's clock may lag behind init's
+    writable: tuple[str, ...] = ()  # folders
+    _has_users = False
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
@@ -322,6 +324,40 @@ class LiveFiles(OffersFunctions):
             while piece := await operation.incoming.read():
                 yield piece
             note_answer(await operation.answer())
+
+    def saved_folders(self) -> tuple[str, ...]:
+        """Return the folders that belong to a snapshot: the writable ones, less that of running processes."""
+        return tuple(folder for folder in self.writable if folder != "/run")
+
+    async def save_stream(
+        self, *, max_bytes: int, max_entries: int, note_answer: Callable[[Mapping[str, Any]], None]
+    ) -> AsyncIterator[bytes]:
+        """Yield the saved folders as an archive, see `init.snapshots`, while all other processes are stopped.
+
+        The answer, which `note_answer` gets at the end, counts files and bytes.
+        """
+        await self.connected()
+        async with (
+            self._outgoing_turns,
+            self._operation(
+                "save", "/", timeout_s=FILE_S, pauses=True, most=max_bytes, entries=max_entries, **self._of_snapshot()
+            ) as operation,
+        ):
+            while piece := await operation.incoming.read():
+                yield piece
+            note_answer(await operation.answer())
+
+    async def restore(self, archive: Content, *, max_entries: int) -> None:
+        """Make the saved folders what an archive of `save_stream` has. Raises SandboxFileError."""
+        await self.file("restore", "/", content=archive, entries=max_entries, **self._of_snapshot())
+        await self._fill(await self.connected())
+
+    def _of_snapshot(self) -> dict[str, Any]:
+        user = {"user": "root"} if self._has_users else {}
+        return {"paths": [*map(pack_text, self.saved_folders())], **user}
+
+    async def _fill(self, link: InitLink) -> None:
+        """Write the files that a new sandbox begins with."""
 
     async def unpack_path(self, path: str, archive: Content) -> None:
         """Unpack a tar archive below a folder, which is created if missing."""

@@ -13,6 +13,7 @@ import click
 
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.escape import escape_line
+from cloche.core.limits import format_size
 
 from ._acts import yes_option
 from ._named import NamedCommand, check_may_end, for_each, visit
@@ -74,11 +75,13 @@ _id = argument("process", metavar="ID", help="A process's id, from `cloche sandb
 @option("--idle", metavar="TIME", help="End it after this time without a process or call.")
 @_at_end
 @option("--file", metavar="SRC[:DST]", multiple=True, help="Copy a file or directory in. Repeatable.")
+@option("--snapshot", metavar="FILE", help="Begin with the files of `cloche sandbox snapshot`.")
 @sandbox_options()
 @users_option()
 @folder_options()
 def _create(
     name: str, keep: str, lifetime: str | None, idle: str | None, at_end: str | None, file: tuple[str, ...],
+    snapshot: str | None,
     options: SandboxOptions,
 ) -> int:  # fmt: skip
     """Open a named sandbox. --timeout is the time limit of each command in it."""
@@ -87,7 +90,14 @@ def _create(
     with (
         showing_progress(),
         Sandbox(
-            name=name, keep=keep, lifetime=lifetime, idle=idle, at_end=at_end, files=read_files(file), **options
+            name=name,
+            keep=keep,
+            lifetime=lifetime,
+            idle=idle,
+            at_end=at_end,
+            files=read_files(file),
+            snapshot=snapshot,
+            **options,
         ) as sandbox,
     ):
         tell_folder(sandbox.notes)
@@ -108,7 +118,7 @@ def _list(as_json: bool) -> int:
 @_name
 @json_option()
 def _inspect(name: str, as_json: bool) -> int:
-    """Show a sandbox's state, times, rules, limits and enforced controls."""
+    """Show a sandbox's state, times, rules and limits."""
     from cloche.keeper import registry
 
     from .ps import info, state
@@ -240,6 +250,24 @@ def _files(name: str, path: str, upload: str | None, download: str | None, timeo
                 for entry in sandbox.list_dir(path, timeout=timeout)
             ]
             show(rows, as_json=as_json)
+    return 0
+
+
+@sandboxes.command("snapshot")
+@_name
+@argument("file", metavar="FILE", help="The archive to write, on this machine.")
+@_call_timeout
+def _snapshot(name: str, file: str, timeout: str | None) -> int:
+    """Save all files to an archive, for other sandboxes.
+
+    Its processes stand still meanwhile, and go on. Their memory is not saved.
+    """
+    from cloche.sync import Sandbox
+
+    with Sandbox.attach(name) as sandbox:
+        saved = sandbox.snapshot(file, timeout=timeout)
+    left_out = f"; {saved.left_out} were left out: sockets, pipes, or unreadable" if saved.left_out else ""
+    say(f"{saved.files} files, {format_size(saved.size)}{left_out}")
     return 0
 
 

@@ -180,6 +180,7 @@ def _link(url: str | None, key_file: str | None) -> int:
 )  # fmt: skip
 @flag("--e2b", "e2b", help="Answer E2B's SDKs, on a port of its own.")
 @option("--e2b-port", metavar="N", default=3000, help="With --e2b: its port; 0 takes a free one.")
+@option("--e2b-templates", metavar="FILE", help="With --e2b: templates by name, and images that stand for them.")
 @option("--domain", metavar="NAME", help="With --e2b: ports of sandboxes have host names PORT-ID.NAME, over TLS.")
 @flag("--agents", "agents", help="Show this user's coding agents on the page, and write their changes from there.")
 @option(
@@ -187,6 +188,7 @@ def _link(url: str | None, key_file: str | None) -> int:
     help="The key that encrypts stored secrets, 32 bytes in base64. Without one, none are stored.",
 )  # fmt: skip
 @option("--secrets-from", metavar="DIR", help="A folder with secrets that callers use by name: a file for each value.")
+@option("--snapshots-disk", metavar="SIZE", default="20g", help="For snapshots of sandboxes and templates together.")
 @sandbox_options(but=("fallback", "trusted", "secrets"))
 @debug_option()
 def _serve(
@@ -214,10 +216,12 @@ def _serve(
     sandbox_fusion: bool,
     e2b: bool,
     e2b_port: int,
+    e2b_templates: str | None,
     domain: str | None,
     agents: bool,
     secrets_key: str | None,
     secrets_from: str | None,
+    snapshots_disk: str,
     sandbox_debug: bool,
     options: SandboxOptions,
 ) -> int:
@@ -230,9 +234,10 @@ def _serve(
     """
     from cloche.audit.log import switch_on
     from cloche.config.settings import given_options
-    from cloche.core.limits import parse_duration
+    from cloche.core.limits import parse_duration, parse_size
     from cloche.server.command import ServeCommand, serve
     from cloche.server.e2b.options import E2BOptions
+    from cloche.server.e2b.own_templates import read_templates
 
     command = ServeCommand(
         host=host, port=port, database=database, certificate=tls_certificate, key=tls_key,
@@ -247,8 +252,11 @@ def _serve(
         spare_sandboxes=(2 if e2b else 0) if spare_sandboxes is None else spare_sandboxes,
         is_debugging=sandbox_debug,
         has_sandbox_fusion=sandbox_fusion, has_agents=agents, secrets_key=secrets_key or "",
-        secrets_from=secrets_from or "",
-        e2b=E2BOptions(host=host, port=e2b_port, domain=domain, trusted_proxies=trusted_proxy) if e2b else None,
+        secrets_from=secrets_from or "", snapshots_bytes=parse_size(snapshots_disk, name="snapshots-disk"),
+        e2b=E2BOptions(
+            host=host, port=e2b_port, domain=domain, trusted_proxies=trusted_proxy,
+            templates=read_templates(e2b_templates),
+        ) if e2b else None,
         options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     switch_on("server")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -64,6 +65,7 @@ from .run import (
     streamed,
     write_all,
 )
+from .snapshots import SnapshotOperations
 from .tools import ToolsArgument, functions_for, offer
 from .trial import TrialOperations
 
@@ -348,6 +350,7 @@ class AsyncSandbox(
     PortOperations,
     NetworkOperations,
     PackageOperations,
+    SnapshotOperations,
 ):
     """Open a sandbox for several runs.
 
@@ -377,6 +380,7 @@ class AsyncSandbox(
     or at `workspace_at`; /workspace is a link to it. Changes go to a layer of `workspace_disk` bytes (2 GiB): `diff`
     shows them, `commit` writes them to the folder, `discard` reverts them. Files with keys are hidden, as are matches
     of `workspace_hide`. Folders of `workspace_read` are read-only. `meta["workspace"]` says if it is a copy.
+    With `snapshot`, the path of an archive that `snapshot()` wrote, a live sandbox begins with those files.
     """
 
     def __init__(
@@ -395,6 +399,7 @@ class AsyncSandbox(
         workspace_disk: int | str | None = None,
         workspace_hide: Sequence[str] | None = None,
         workspace_read: Sequence[str | PathLike[str]] | None = None,
+        snapshot: str | PathLike[str] | None = None,
         tools: ToolsArgument | None = None,
         tool_limits: ToolLimits | None = None,
         approve: Approver | None = None,
@@ -405,12 +410,11 @@ class AsyncSandbox(
         self._folder: OpenFolder | None = None
         self._terms = read_terms(name, keep, lifetime, idle, at_end)
         self._existing: Kept | None = None  # the kept sandbox that it attaches to
-        self._env = read_env(env)
-        self._files = files
-        self._name = name
+        self._env, self._files, self._name = read_env(env), files, name
         self._prepared: Prepared = prepare(**options)
         self._functions = functions_for(tools, tool_limits, approve, self._prepared)
-        needs_live = self.policy.users or self.policy.account is not None
+        self._first_files = None if snapshot is None else os.path.abspath(os.fspath(snapshot))
+        needs_live = self.policy.users or self.policy.account is not None or snapshot is not None
         self._is_live = True if name is not None or workspace is not None or needs_live else live
         self._stack = AsyncExitStack()
         self._opened: OpenSandbox | None = None
@@ -456,6 +460,7 @@ class AsyncSandbox(
                 self._grow(on_failure)
                 opened = await on_failure.enter_async_context(self._opening_with_folder())
             offer(opened, self._functions)
+            await self._restore(opened)
             await write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
             self._stack = on_failure.pop_all()
         self._opened = opened

@@ -50,7 +50,7 @@ def pack(path: str, order: dict[str, Any]) -> dict[str, Any]:
 
     More than `entries`, or than `most` bytes, are refused.
     """
-    packing = _Packing(natural(order, "most", None), path)
+    packing = Packing(natural(order, "most", None), path)
     if stat.S_ISDIR(os.stat(path).st_mode):
         walk = Walk(path, max_entries=natural(order, "entries", MOST_ENTRIES) or 0)
         for name, _ in walk:
@@ -68,7 +68,7 @@ def collect(path: str, order: dict[str, Any]) -> dict[str, Any]:
     Files beyond the bounds `entries`, `most_files` and `most` (bytes) are left out; the answer names the exceeded
     bound.
     """
-    packing = _Packing(None, path)
+    packing = Packing(None, path)
     since, files = natural(order, "since", 0) or 0, natural(order, "most_files", 0) or 0
     max_bytes = natural(order, "most", 0) or 0
     patterns = [unpack_path(packed) for packed in order["patterns"]]
@@ -99,7 +99,7 @@ def collect(path: str, order: dict[str, Any]) -> dict[str, Any]:
     return {"skipped": packing.skipped + walk.skipped, "partial": sorted(partial)}
 
 
-class _Packing:
+class Packing:
     """Write members, small ones together."""
 
     def __init__(self, max_bytes: int | None, path: str):
@@ -169,16 +169,17 @@ class _Packing:
 def header(name: bytes, kind: bytes, state: os.stat_result, *, size: int = 0, link: bytes = b"") -> bytes:
     """Return the header of a member."""
     long = [_long(kind, text) for kind, text in ((LONG_NAME, name), (LONG_LINK, link)) if len(text) > 100]
-    numbers = (state.st_uid, state.st_gid)
-    return b"".join([*long, _block(name, kind, stat.S_IMODE(state.st_mode), numbers, size, int(state.st_mtime), link)])
+    mode, owner = stat.S_IMODE(state.st_mode), (state.st_uid, state.st_gid)
+    return b"".join([*long, block_of(name, kind, mode, owner, size, int(state.st_mtime), link)])
 
 
 def _long(kind: bytes, text: bytes) -> bytes:
     size = len(text) + 1
-    return _block(b"././@LongLink", kind, 0o644, (0, 0), size, 0, b"") + text + bytes(1 + -size % BLOCK)
+    return block_of(b"././@LongLink", kind, 0o644, (0, 0), size, 0, b"") + text + bytes(1 + -size % BLOCK)
 
 
-def _block(name: bytes, kind: bytes, mode: int, owner: tuple[int, int], size: int, mtime: int, link: bytes) -> bytes:
+def block_of(name: bytes, kind: bytes, mode: int, owner: tuple[int, int], size: int, mtime: int, link: bytes) -> bytes:
+    """Return one block: the header, or that of what extends the next one."""
     before = b"".join([
         name[:100].ljust(100, b"\0"), _number(mode, 8), _number(owner[0], 8), _number(owner[1], 8), _number(size, 12),
         _number(max(mtime, 0), 12),
@@ -201,10 +202,10 @@ def unpack(path: str, order: dict[str, Any]) -> dict[str, Any]:
     No more than `entries`.
     """
     make_folders(path)
-    unpacking = _Unpacking(path)
+    unpacking = Unpacking(path)
     max_entries = natural(order, "entries", MOST_ENTRIES) or 0
     count = 0
-    for member in _Members(CONTENT_IN):
+    for member in Members(CONTENT_IN):
         count += 1
         if count > max_entries:
             raise Refusal("too_large", f"the archive has more than {max_entries} entries", path)
@@ -220,11 +221,13 @@ def _wrong(message: str, name: bytes = b"") -> Refusal:
 class ArchiveMember:
     """Hold an archive's entry for one file; its content can be read until the next entry is read."""
 
-    __slots__ = ("kind", "link", "mode", "mtime", "name", "read", "size")
+    __slots__ = ("bits", "fields", "kind", "link", "mode", "mtime", "name", "owner", "read", "size")
 
     def __init__(self, block: bytes, fields: dict[bytes, bytes], read: Callable[[], bytes]):
         self.kind, self.read = block[156:157], read
-        self.mode, self.mtime = read_number(block[100:108]) & PERMISSIONS, read_number(block[136:148])
+        self.bits, self.mtime = read_number(block[100:108]) & 0o7777, read_number(block[136:148])
+        self.mode = self.bits & PERMISSIONS
+        self.owner, self.fields = (read_number(block[108:116]), read_number(block[116:124])), fields
         name, prefix = block[:100].partition(b"\0")[0], b""
         if block[257:263] == b"ustar\0":
             prefix = block[345:500].partition(b"\0")[0]
@@ -237,7 +240,7 @@ class ArchiveMember:
             raise _wrong("contains an entry that is neither a file, a folder nor a link", self.name)
 
 
-class _Members:
+class Members:
     """Yield the members of an archive that is read from a descriptor."""
 
     def __init__(self, fd: int):
@@ -245,7 +248,7 @@ class _Members:
         self.buffer = b""
         self.left = self.padding = 0  # of the content of the current member
 
-    def __iter__(self) -> _Members:
+    def __iter__(self) -> Members:
         return self
 
     def __next__(self) -> ArchiveMember:
@@ -340,7 +343,7 @@ def _extended(text: bytes) -> dict[bytes, bytes]:
     return records
 
 
-class _Unpacking:
+class Unpacking:
     """Extract members below a folder, through no link."""
 
     def __init__(self, top: str):
@@ -361,11 +364,11 @@ class _Unpacking:
                 self.folders.append((name, member.mode, member.mtime))
                 return
             if member.kind == FILE:
-                _place_file(member, last, folder_fd)
+                self._place(member, last, folder_fd)
                 return
             self._clear(last, folder_fd)
             if member.kind == LINK:
-                os.symlink(member.link, last, dir_fd=folder_fd)
+                self._place_link(member, last, folder_fd)
             else:
                 self._place_hard_link(member, last)
         except OSError as error:
@@ -394,6 +397,12 @@ class _Unpacking:
         os.close(self.last[1])
         self.last = (path, folder_fd)
         return folder_fd
+
+    def _place(self, member: ArchiveMember, name: bytes, folder_fd: int) -> None:
+        _place_file(member, name, folder_fd)
+
+    def _place_link(self, member: ArchiveMember, name: bytes, folder_fd: int) -> None:
+        os.symlink(member.link, name, dir_fd=folder_fd)
 
     def _clear(self, name: bytes, folder_fd: int) -> None:
         """Make room for a member. Raises OSError where a folder is in the way."""

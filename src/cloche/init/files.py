@@ -9,7 +9,8 @@ An order may name the `owner` of what it creates. With `at_home`, relative paths
 owner, or else of the process's user; the answer has the absolute `path`.
 
 `content` has the parts of operations, `folders` works on whole trees, `archive` packs and unpacks them, `facts`
-describes files, `watch` reports changes, and `changes` sends a sandbox's view of a host's folder.
+describes files, `watch` reports changes, `changes` sends a sandbox's view of a host's folder, and `snapshots` saves
+all writable folders.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import os
 import stat
 
-from . import archive, folders
+from . import archive, folders, snapshots
 from .changes import changes
 from .content import (
     ANSWER,
@@ -442,4 +443,6 @@ OPERATIONS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "unpack": archive.unpack,
     "watch": watch,
     "changes": changes,
+    "save": snapshots.save,
+    "restore": snapshots.restore,
 }

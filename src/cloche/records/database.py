@@ -29,7 +29,7 @@ from cloche.core.escape import escape_name
 from .statements import Statements, encode, run_by
 
 log = logging.getLogger("cloche.records")
-NEWEST = "0004"  # of migrations/versions
+NEWEST = "0005"  # of migrations/versions
 BUSY_TIMEOUT_S = 10.0
 _WRITING = 0xC10C4E  # key of PostgreSQL's advisory lock
 T = TypeVar("T")

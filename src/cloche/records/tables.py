@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Column,
     Float,
     ForeignKey,
@@ -202,6 +203,48 @@ class StoredSandbox(Owned, Table):
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     request_sha256: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+
+
+class StoredTemplate(Owned, Table):
+    """What sandboxes begin from: a template that was built, or a snapshot of a sandbox (`kind`). Its builds have files.
+
+    `document` has the options of its sandboxes.
+    """
+
+    __tablename__ = "templates"
+    kind: Mapped[str] = mapped_column(String(16))
+    name: Mapped[str | None] = mapped_column(String(128))
+    api_key: Mapped[str | None] = mapped_column(String(40))
+    changed_at: Mapped[str] = mapped_column(String(32))
+    spawned_at: Mapped[str | None] = mapped_column(String(32))
+    spawn_count: Mapped[int] = mapped_column(default=0)
+    document: Mapped[dict[str, Any]] = mapped_column(JSON)
+    __table_args__ = (UniqueConstraint("project", "name"),)
+
+
+class TemplateBuild(Owned, Table):
+    """One version of a template's files: `waiting`, `building` by `worker`, then `ready` or `error`.
+
+    `size` is that of the archive of its files, which lies on the machine of `worker`; 0 for none.
+    """
+
+    __tablename__ = "template_builds"
+    template_id: Mapped[str] = mapped_column(ForeignKey("templates.id", ondelete="CASCADE"), index=True)
+    status: Mapped[str] = mapped_column(String(16))
+    worker: Mapped[str] = mapped_column(String(64))
+    size: Mapped[int] = mapped_column(BigInteger, default=0)
+    ended_at: Mapped[str | None] = mapped_column(String(32))
+    document: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class TemplateTag(Table):
+    """A tag of a template, and the build that it names."""
+
+    __tablename__ = "template_tags"
+    template_id: Mapped[str] = mapped_column(ForeignKey("templates.id", ondelete="CASCADE"), primary_key=True)
+    tag: Mapped[str] = mapped_column(String(128), primary_key=True)
+    build_id: Mapped[str] = mapped_column(ForeignKey("template_builds.id", ondelete="CASCADE"), index=True)
+    created_at: Mapped[str] = mapped_column(String(32))
 
 
 # The queue of `cloche.agent.queue`, which also creates this table if it comes first.

@@ -28,8 +28,8 @@ from .service import Service
 # The modules of `routes/`, each with a `router`.
 ROUTES: Sequence[str] = (
     "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files", "sandbox_folder",
-    "sandbox_marks", "sandbox_streams", "sandbox_questions", "wire", "snapshots", "workspace", "devenv", "repro",
-    "keys", "secrets", "links", "approvals", "audit",
+    "sandbox_marks", "sandbox_streams", "sandbox_questions", "sandbox_snapshots", "wire", "snapshots", "workspace",
+    "devenv", "repro", "keys", "secrets", "links", "approvals", "audit",
     "health",
 )  # fmt: skip
 FUSION_ROUTES: Sequence[str] = ("sandbox_fusion",)  # with --sandbox-fusion

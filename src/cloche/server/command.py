@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .e2b.options import E2BOptions
     from .peers import Listening
-    from .service import Service, WorkspaceRoot
+from .service import Service, WorkspaceRoot
 
 FORCED_EXIT_S = 10.0  # after the drain, and after the sandboxes have ended
 END_S = 20.0  # for the sandboxes to end
@@ -63,6 +63,7 @@ class ServeCommand:
     has_sandbox_fusion: bool = False
     has_agents: bool = False
     secrets_from: str = ""
+    snapshots_bytes: int = 20 << 30
     secrets_key: str = ""
     e2b: E2BOptions | None = None
     options: SandboxOptions = field(default_factory=SandboxOptions)
@@ -109,7 +110,8 @@ async def serving(command: ServeCommand) -> None:
         keep_runs_s=command.keep_runs_s, keep_sandboxes_s=command.keep_sandboxes_s,
         ends_sandboxes=command.ends_sandboxes, most_sandboxes=command.most_sandboxes,
         spare_sandboxes=command.spare_sandboxes, is_debugging=command.is_debugging,
-        has_sandbox_fusion=command.has_sandbox_fusion, has_agents=command.has_agents, **places,
+        has_sandbox_fusion=command.has_sandbox_fusion, has_agents=command.has_agents,
+        secrets_from=places["secrets_from"], secrets_key=places["secrets_key"], snapshots_bytes=command.snapshots_bytes,
     )  # fmt: skip
     address_host = _check_worker_address(command)
     listener = http.listen(command.host, command.port)

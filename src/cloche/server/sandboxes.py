@@ -90,11 +90,13 @@ class Sandboxes:
     async def create(
         self, *, project: str, api_key: str | None, terms: Terms, document: Mapping[str, Any],
         options: Mapping[str, Any], files: Mapping[str, bytes | InputFile] | None, key: RequestKey | None = None,
+        begin: Callable[[str, AsyncSandbox], Awaitable[None]] | None = None,
     ) -> SandboxFacts:  # fmt: skip
         """Open a sandbox; return it once it runs, and its row and audit event are written.
 
         A keeper holds it where its backend has names and `terms` no lease; otherwise this worker. With `key` the same
-        request opens one sandbox. Raises Refused (409, 429), see `sandbox_rows`; ClocheError.
+        request opens one sandbox. `begin` does with it what is to be done before anybody has it; its errors end it.
+        Raises Refused (409, 429), see `sandbox_rows`; ClocheError.
         """
         sandbox_id = new_id("sb")
         is_held = await asyncio.to_thread(needs_worker, options, terms)
@@ -125,6 +127,8 @@ class Sandboxes:
         full_document = {**document, "backend": sandbox.backend, "network": sandbox.policy.network}
         full_document["limits"] = {camel(limit): value for limit, value in sandbox.limits.as_dict().items()}
         try:
+            if begin is not None:
+                await begin(sandbox_id, sandbox)
             await self._record("sandbox", what="opened", sandbox=sandbox_id)
             await self._writer.write(
                 partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=full_document)

@@ -49,6 +49,8 @@ from .metrics import Metrics
 from .peers import Peers
 from .run_rows import StoredRuns
 from .sandbox_rows import MOST_LIVING, Room
+from .sandbox_templates import MOST_BYTES as MOST_TEMPLATE_BYTES
+from .sandbox_templates import Templates
 from .sandboxes import KEEP_S, Sandboxes
 from .secrets import ServiceSecrets
 
@@ -97,6 +99,7 @@ class ServiceOptions:
     has_agents: bool = False
     secrets_from: str = ""
     secrets_key: str = ""
+    snapshots_bytes: int = MOST_TEMPLATE_BYTES
 
 
 class Service:
@@ -119,6 +122,7 @@ class Service:
             database, self.writer, self.worker, options.options, record=self.record, note=self.note,
             keep_s=options.keep_sandboxes_s, room=Room(most=options.most_sandboxes), spares=options.spare_sandboxes,
         )  # fmt: skip
+        self.templates = Templates(database, self.writer, self.worker, most_bytes=options.snapshots_bytes)
         self.secret_store = ServiceSecrets(database, folder=options.secrets_from, key=options.secrets_key)
         self.peers = Peers(database, self.writer, self.worker)
         self.approvals = ApprovalWatch(self.read)
@@ -338,6 +342,7 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
     try:
         await service.peers.refresh()
         await service.peers.close_of_gone()
+        await service.templates.tidy()
         with suppress(ClocheError, OSError, TimeoutError):  # the first run reports it
             async with asyncio.timeout(MEASURE_S):
                 await asyncio.to_thread(_measure, options.options)

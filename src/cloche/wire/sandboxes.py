@@ -47,7 +47,8 @@ class NewSandbox(OptionFields):
     With `atEnd` `pause` it is paused after `lifetime`, with `pause-files` without its processes.
 
     With `lease` it ends also when it has not been used for so long, and with the service's process: no keeper holds it.
-    With `onNetwork` `ask`, a client decides about hosts that no rule names: see `…/network/questions`.
+    With `onNetwork` `ask`, a client decides about hosts that no rule names: see `…/network/questions`. With `snapshot`,
+    an id or a name, it begins with the files of that snapshot.
     """
 
     model_config = ConfigDict(
@@ -61,6 +62,7 @@ class NewSandbox(OptionFields):
     lease: Amount | None = None
     files: list[InFile] = Field(default_factory=list)
     workspace: WorkspaceFolder | None = None
+    snapshot: Word | None = None
     on_network: Literal["ask", "refuse"] | None = None
     at_end: AtEnd | None = None
 

@@ -166,6 +166,10 @@ class LocalLiveSandbox(LiveSandbox):
         folder = self._policy.host_folder
         return [*self.writable, *(view.at for view in (folder.read_only if folder is not None else ())), "/dev/shm"]
 
+    def saved_folders(self) -> tuple[str, ...]:
+        """Return the folders that belong to a snapshot: without views of folders of the host."""
+        return tuple(f"/{name}" for name, *_ in self._rows if name != "run")
+
     def _greeting(self) -> dict[str, str]:
         """Return the greeting that init sends to each client."""
         return {}

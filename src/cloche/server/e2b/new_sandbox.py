@@ -125,8 +125,12 @@ def document_of(body: NewSandbox, template: Template, timeout_s: int) -> dict[st
 
 def environment_of(facts: SandboxFacts) -> dict[str, str]:
     """Return the variables of all commands and of all languages of run_code: the template's, then the caller's."""
-    own: Mapping[str, Any] = facts.document["e2b"]
+    return environment(facts.id, facts.document["e2b"])
+
+
+def environment(row: str, own: Mapping[str, Any]) -> dict[str, str]:
+    """Return the same by the id of the row and what the row has of E2B's."""
     return {
-        "E2B_SANDBOX": "true", "E2B_SANDBOX_ID": e2b_id(facts.id), "E2B_TEMPLATE_ID": own["templateID"],
+        "E2B_SANDBOX": "true", "E2B_SANDBOX_ID": e2b_id(row), "E2B_TEMPLATE_ID": own["templateID"],
         **own.get("templateEnvVars", {}), **own["envVars"],
     }  # fmt: skip

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cloche.core.record import dataclass
+
+if TYPE_CHECKING:
+    from .own_templates import OwnTemplates
 
 PORT = 3000  # E2B's own, for its SDKs in debug mode
 ENVD_VERSION = "0.6.4"  # decides which features SDKs use
@@ -22,3 +27,4 @@ class E2BOptions:
     certificate: str | None = None
     key: str | None = None
     trusted_proxies: tuple[str, ...] = ()
+    templates: OwnTemplates | None = None  # of the operator, beside the built-in ones

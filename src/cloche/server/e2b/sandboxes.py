@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from cloche.records.ids import moment
 from cloche.records.runs import check_idempotency_key
 from cloche.records.sandboxes import RequestKey, SandboxFacts
+from cloche.wire.callers import Caller
 from cloche.wire.held import Terms
 from cloche.wire.problems import Refused
 
@@ -23,7 +24,8 @@ from .calls import Call, E2BModel, Row, e2b_id
 from .network import network_options
 from .new_sandbox import NewSandbox, Seconds, check_supported, check_timeout, document_of
 from .options import ENVD_VERSION
-from .templates import find_template
+from .start_commands import make_ready
+from .templates import Template, find_template
 
 CLIENT_ID = "cloche"
 DEFAULT_TIMEOUT_S = {1: 15, 2: 300}  # of the versions of the routes
@@ -68,14 +70,23 @@ async def create(call: Call, version: int) -> Response:
     check_supported(body)
     timeout_s = check_timeout(DEFAULT_TIMEOUT_S[version] if body.timeout is None else body.timeout, caller)
     template = await find_template(call, caller, body.template_id)
+    key = _request_key(call, body, timeout_s)
+    return JSONResponse(as_sandbox(call, await open_sandbox(call, caller, body, template, timeout_s, key)), 201)
+
+
+async def open_sandbox(
+    call: Call, caller: Caller, body: NewSandbox, template: Template, timeout_s: int, key: RequestKey | None = None
+) -> SandboxFacts:
+    """Open a sandbox of a template, and return its row when it is ready. Raises E2BError, Refused, ClocheError."""
     options = {**template.options, **await network_options(call, caller, body)}
     terms = Terms(lifetime_s=timeout_s, at_end=body.at_end)
+    document = document_of(body, template, timeout_s)
     facts = await call.service.sandboxes.create(
-        project=caller.project, api_key=caller.key_id, terms=terms, document=document_of(body, template, timeout_s),
-        options=options, files=None, key=_request_key(call, body, timeout_s),
+        project=caller.project, api_key=caller.key_id, terms=terms, document=document, options=options, files=None,
+        key=key, begin=partial(make_ready, call, template, document["e2b"]),
     )  # fmt: skip
     call.e2b.logs.add(e2b_id(facts.id), "the sandbox was created", template=template.id)
-    return JSONResponse(as_sandbox(call, facts), 201)
+    return facts
 
 
 def _request_key(call: Call, body: NewSandbox, timeout_s: int) -> RequestKey | None:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from cloche.records import sandboxes as records
 from cloche.records.lists import list_page
 from cloche.records.tables import StoredSandbox
+from cloche.records.templates import DEFAULT_TAG
 from cloche.wire import sandboxes as sandboxes_inside
 from cloche.wire.callers import Caller
 from cloche.wire.exec_options import read_files
@@ -38,6 +39,10 @@ async def create(
 async def open_sandbox(body: sandboxes_inside.NewSandbox, caller: Caller, service: Service) -> records.SandboxFacts:
     """Open a sandbox, if the caller may. Raises PolicyDenied, InvalidRequest, Refused, AuditFailed."""
     options = await service.allowed_options(caller, body.options())
+    if body.snapshot is not None:
+        template, build = await service.templates.find(body.snapshot, DEFAULT_TAG, caller.project)
+        options["snapshot"] = await service.templates.archive(build)
+        await service.templates.note_spawn(template.id)
     terms = sandboxes_inside.terms_of(body, caller)
     create = partial(
         service.sandboxes.create, project=caller.project, api_key=caller.key_id, terms=terms,
