@@ -57,7 +57,7 @@ class StepFailed(Exception):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Context:
+class StepContext:
     """Hold what each step changes for those after it. `files` returns the path of an upload by its hash."""
 
     user: str
@@ -68,7 +68,7 @@ class Context:
 
 
 async def do_step(
-    sandbox: AsyncSandbox, kind: str, arguments: Sequence[str], files_hash: str | None, context: Context
+    sandbox: AsyncSandbox, kind: str, arguments: Sequence[str], files_hash: str | None, context: StepContext
 ) -> None:
     """Do one step. Raises StepFailed, ClocheError."""
     if kind == "RUN":
@@ -83,7 +83,7 @@ async def do_step(
         await _change_user(sandbox, arguments, context)
 
 
-async def _run(sandbox: AsyncSandbox, arguments: Sequence[str], context: Context) -> None:
+async def _run(sandbox: AsyncSandbox, arguments: Sequence[str], context: StepContext) -> None:
     if not 1 <= len(arguments) <= 2 or not arguments[0].strip():
         raise StepFailed("RUN: give a command, and a user or none")
     user = arguments[1] if len(arguments) == 2 and arguments[1] else context.user
@@ -96,7 +96,7 @@ async def _run(sandbox: AsyncSandbox, arguments: Sequence[str], context: Context
     _check(result, "the command")
 
 
-async def _copy(sandbox: AsyncSandbox, arguments: Sequence[str], files_hash: str | None, context: Context) -> None:
+async def _copy(sandbox: AsyncSandbox, arguments: Sequence[str], files_hash: str | None, context: StepContext) -> None:
     if len(arguments) < 2 or files_hash is None:
         raise StepFailed("COPY: give a source, a target and filesHash")
     source, target, owner, mode = (*arguments[:4], "", "")[:4]
@@ -133,7 +133,7 @@ def _variables(arguments: Sequence[str]) -> Mapping[str, str]:
     return variables
 
 
-async def _change_folder(sandbox: AsyncSandbox, arguments: Sequence[str], context: Context) -> None:
+async def _change_folder(sandbox: AsyncSandbox, arguments: Sequence[str], context: StepContext) -> None:
     if len(arguments) != 1 or not arguments[0]:
         raise StepFailed("WORKDIR: give a folder")
     folder = posixpath.normpath(posixpath.join(context.workdir, arguments[0]))
@@ -141,7 +141,7 @@ async def _change_folder(sandbox: AsyncSandbox, arguments: Sequence[str], contex
     context.workdir = folder
 
 
-async def _change_user(sandbox: AsyncSandbox, arguments: Sequence[str], context: Context) -> None:
+async def _change_user(sandbox: AsyncSandbox, arguments: Sequence[str], context: StepContext) -> None:
     if len(arguments) != 1 or not arguments[0]:
         raise StepFailed("USER: give a user")
     await _as_root(sandbox, 'id -u -- "$1"', arguments[0])

@@ -28,7 +28,7 @@ from cloche.wire.callers import Caller
 from cloche.wire.held import Terms
 
 from .build_files import uploaded
-from .build_steps import Context, StepFailed, do_step
+from .build_steps import StepContext, StepFailed, do_step
 from .calls import E2B, Call, E2BModel
 from .errors import E2BError, as_e2b
 from .network import network_options
@@ -174,7 +174,7 @@ class _Building:
         chain = chain_of(base, self.order)
         begins, done = await self._cached(base, chain)
         self._log_done(done)
-        context = Context(
+        context = StepContext(
             user=begins.user or USER, workdir=begins.workdir or WORKDIR, env=dict(begins.env),
             log=self._log, files=partial(uploaded, self.call, self.caller, self.facts.template_id),
         )  # fmt: skip
@@ -229,7 +229,7 @@ class _Building:
         size = self.facts.document.get("size", {})
         return _Sandbox(call=self.call, caller=self.caller, template=begins, build_id=self.build.id, size=size)
 
-    async def _finish(self, sandbox: AsyncSandbox, base: Template, context: Context, chain: Sequence[str]) -> None:
+    async def _finish(self, sandbox: AsyncSandbox, base: Template, context: StepContext, chain: Sequence[str]) -> None:
         """Save the files, and try the start command in this sandbox, which ends then."""
         self.step = FINALIZE
         start, ready = self.order.start_cmd, self.order.ready_cmd

@@ -26,14 +26,14 @@ from .templates import Template, e2b_id, find_template, may_change, split
 MOST_LIMIT, LIMIT = 100, 100
 
 
-class NewSnapshot(E2BModel):
+class E2BSnapshot(E2BModel):
     """A snapshot to take. With `memory` or without, files alone are saved."""
 
     name: str | None = None
     memory: bool | None = None
 
 
-class NewForks(E2BModel):
+class E2BForks(E2BModel):
     """How many sandboxes to open with the files of one, and for how long."""
 
     timeout: Annotated[int, Field(ge=0)] | None = None
@@ -43,7 +43,7 @@ class NewForks(E2BModel):
 async def take(call: Call) -> Response:
     """Save the files of a sandbox."""
     caller, facts = await call.sandbox("snapshot")
-    body: NewSnapshot = await call.body(NewSnapshot)
+    body: E2BSnapshot = await call.body(E2BSnapshot)
     name, tag = split(body.name, caller) if body.name else (None, records.DEFAULT_TAG)
     source = await template_of(call, caller, facts)
     async with call.service.sandboxes.held(facts.id, facts.project) as held:
@@ -102,7 +102,7 @@ def page_of(call: Call) -> tuple[int, str | None]:
 async def fork(call: Call) -> Response:
     """Open sandboxes with the files, metadata, variables and network of one; each succeeds or fails on its own."""
     caller, facts = await call.sandbox("fork")
-    body: NewForks = await call.body(NewForks)
+    body: E2BForks = await call.body(E2BForks)
     timeout_s = check_timeout(DEFAULT_TIMEOUT_S[2] if body.timeout is None else body.timeout, caller)
     source = await template_of(call, caller, facts)
     asked = _as_new(facts)

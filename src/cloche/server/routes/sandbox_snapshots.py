@@ -24,7 +24,7 @@ from ..service import Service
 router = APIRouter(tags=["sandboxes"], route_class=JsonRoute)
 
 
-class NewSnapshot(WireModel):
+class NewSandboxSnapshot(WireModel):
     """A snapshot to take. One with a name replaces that of the same name."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "with-data"}]})
@@ -41,7 +41,7 @@ class NewForks(OptionFields):
 
 
 @router.post("/api/sandboxes/{sandbox_id}/snapshots", status_code=201, responses=RESPONSES)
-async def take(use: Running, body: NewSnapshot, service: TheService, response: Response) -> dict[str, Any]:
+async def take(use: Running, body: NewSandboxSnapshot, service: TheService, response: Response) -> dict[str, Any]:
     """Save all files of a sandbox, while its processes stand still. Their memory is not saved; they go on."""
     template, build = await service.templates.snapshot(
         use.sandbox, project=use.caller.project, api_key=use.caller.key_id, name=body.name,
