@@ -31,8 +31,8 @@ class NewTemplate(E2BModel):
     tags: list[str] | None = None
     team_id: str | None = None
     cpu_count: Annotated[int, Field(ge=1, le=256)] | None = None
-    memory_mb: Annotated[int, Field(alias="memoryMB", ge=64, le=1 << 22)] | None = None
-    min_free_disk_mb: Annotated[int, Field(alias="minFreeDiskMB", ge=0, le=1 << 22)] | None = None
+    memory_mb: Annotated[int | None, Field(alias="memoryMB", ge=64, le=1 << 22)] = None
+    min_free_disk_mb: Annotated[int | None, Field(alias="minFreeDiskMB", ge=0, le=1 << 22)] = None
 
 
 async def create(call: Call) -> Response:
