@@ -47,7 +47,10 @@ class Freezing:
             if self._opened is None or is_wanted == self._is_frozen:
                 return
             try:
-                await self._opened.ask("pause" if is_wanted else "resume")
+                if is_wanted:  # the lifetime goes on, so that one whose caller dies meanwhile still ends
+                    await self._opened.ask("pause", life_goes_on=True)
+                else:
+                    await self._opened.ask("resume")
             except ClocheError as error:
                 log.debug("a sandbox is not paused while an approver decides: %s", error)
             self._is_frozen = is_wanted

@@ -64,12 +64,12 @@ numbers of channels, from 1 to 65,535. A client that breaks the protocol loses i
 Its HELLO is that of the sandbox with `keeper` beside: `name`, `boot` (the id of the host's boot). That of a client may
 have `"is_visit": true`: the client does not count for keeping the sandbox alive. When a client goes, its channels are
 closed. The keeper answers some operations itself; their OPEN is short and has `op` as the first member, without spaces:
-`pause` and `resume` as above, which also stop and start the clock of the lifetime; `lifetime`: `left_s` from now on,
-with `only_extends` unless more is left; `at_end`, one of `end`, `pause` and `pause-files` (without the processes); with
-`resumes` it ends a pause, too; `watch`: an event `life` now and at each change of these, until the channel is closed;
-all but it answer with an event `info`; `end`, when nothing is left; `own`: `owner_s`, the time without a sign of its
-owner and any client after which all ends; `keep`: `keep_s`, the time without a client after which all ends;
-`linger`: while its channel is open, SIGTERM and `end` wait until the client has closed it, at most `linger_s`;
+`pause` and `resume` as above, which also stop and start the clock of the lifetime, unless `life_goes_on`; `lifetime`:
+`left_s` from now on, with `only_extends` unless more is left; `at_end`, one of `end`, `pause` and `pause-files`
+(without the processes); with `resumes` it ends a pause, too; `watch`: an event `life` now and at each change of these,
+until the channel is closed; `end`, when nothing is left; `own`: `owner_s`, the time without a sign of its owner and any
+client after which all ends; `keep`: `keep_s`, the time without a client after which all ends; `linger`: while its
+channel is open, SIGTERM and `end` wait until the client has closed it, at most `linger_s`;
 it gets an event `ending` then; `info`: one event `info` with `name`, `pid`, `clients`, `is_paused`, `paused_s` (in
 all), `has_memory` (whether the processes of before a pause go on after it), `age_s`, `keep_s`, `lifetime_s`, `idle_s`,
 `left_s` (of the lifetime), `at_end` and `without_client_s`.

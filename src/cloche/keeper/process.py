@@ -145,6 +145,8 @@ class Keeper:
             self.relay.event(client, channel, event="life", **self._info())
         elif op == "lifetime":
             self._renew(client, channel, body)
+        elif op == "pause" and self.json.read(body).get("life_goes_on") is True:
+            self._have_init("pause", self._closing(client, channel), is_paused=True, memory=True)
         else:
             change = self._halt if op == "pause" else self._go_on
             change(self._closing(client, channel), memory=self.json.read(body).get("memory") is not False)
@@ -230,7 +232,7 @@ class Keeper:
                 return
             self.life.renew(now(), left_s, only_extends=order.get("only_extends") is True)
         self.life.at_end = at_end
-        was_paused = self.life.is_paused
+        was_paused = self.life.is_paused or self.is_paused
         if was_paused and order.get("resumes") is True:
             memory = order.get("memory") is not False
             self._go_on(self._closing(client, channel, was_paused=was_paused), memory=memory)

@@ -22,7 +22,7 @@ from cloche.records.ids import new_id
 from cloche.records.keys import create_key
 from cloche.records.reproductions import Reproductions
 from cloche.records.writer import Writer
-from cloche.server import guard, sandboxes
+from cloche.server import guard, sandbox_rows
 from cloche.server.app import create_app
 from cloche.server.capacity import ceilings_of, check_capacity
 from cloche.server.pages import show_output
@@ -282,12 +282,12 @@ def test_bodies_of_one_key_leave_memory_for_others(monkeypatch: pytest.MonkeyPat
 
 def test_sandboxes_and_wires_of_one_key_leave_room_for_others(database: Database) -> None:
     """One key has most of what there is, and never all."""
-    room = sandboxes.Room()
+    room = sandbox_rows.Room()
 
     def open_one(key: str) -> None:
         row = {"id": new_id("sb"), "project": "default", "name": new_id("sb"), "worker": "w", "api_key": key}
         with database.writing() as session:
-            sandboxes._begin(session, room=room, row=row, document={})
+            sandbox_rows._begin(session, room=room, row=row, document={}, key=None)
 
     for _ in range(room.most_of_key):
         open_one("a")

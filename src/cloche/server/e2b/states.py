@@ -41,17 +41,17 @@ class Outcome:
         return self.status >= 400
 
 
-def _row(running: tuple[int, str], paused: tuple[int, str]) -> Mapping[str, Outcome]:
-    gone = Outcome(status=NOT_FOUND, what="refused: not found")
-    return {
-        RUNNING: Outcome(status=running[0], what=running[1]), PAUSED: Outcome(status=paused[0], what=paused[1]),
-        EXPIRED: gone, DEAD: gone,
-    }  # fmt: skip
+def _row(
+    running: tuple[int, str], paused: tuple[int, str], gone: tuple[int, str] = (NOT_FOUND, "refused: not found")
+) -> Mapping[str, Outcome]:
+    outcomes = (running, paused, gone, gone)
+    return {state: Outcome(status=outcome[0], what=outcome[1]) for state, outcome in zip(STATES, outcomes, strict=True)}
 
 
+_ANOTHER = 201, "another sandbox; the same `Idempotency-Key` gives this one"
 _PAUSED_404 = 404, "refused: not found among the running ones, as E2B answers; connect first"
 TABLE: Mapping[str, Mapping[str, Outcome]] = {
-    "create": _row((201, "another sandbox"), (201, "another sandbox")),
+    "create": _row(_ANOTHER, _ANOTHER, _ANOTHER),
     "connect": _row(
         (200, "its time ends after `timeout` seconds, or later if it did before"),
         (201, "it is resumed, and its time ends after `timeout` seconds; auto-pause stays set"),
@@ -66,7 +66,11 @@ TABLE: Mapping[str, Mapping[str, Outcome]] = {
     "network": _row((204, "its rules are replaced"), (409, "refused: connect first")),
     "snapshot": _row((201, "a snapshot; it runs on"), (201, "a snapshot; it stays paused")),
     "fork": _row((201, "new sandboxes with its files; it runs on"), (409, "refused: connect first")),
-    "ports": _row((200, "the request is passed on"), (502, "refused; with `autoResume` it is resumed first")),
+    "ports": _row(
+        (200, "the request is passed on"),
+        (502, "refused; with `autoResume` it is resumed first"),
+        (502, "refused: not found"),
+    ),
 }
 
 
