@@ -8,17 +8,24 @@ from pathlib import Path
 from tests.harness import e2b
 from tests.harness.world import NAMES, open_world
 
+PROGRAM = Path(__file__).parents[1] / "harness/programs/any_answer.py"
 # A domain of one label, for which clients take no wildcard.
 DOMAIN = "localtest"
 USES = """
 import urllib.request
 from e2b import Sandbox
+from websockets.sync.client import connect
 
 with Sandbox.create() as sandbox:
     print(sandbox.commands.run("echo out").stdout.strip(), sandbox.is_running())
     sandbox.commands.run("python3 -m http.server 8000 --directory /etc", background=True)
     print(urllib.request.urlopen(f"https://{sandbox.get_host(8000)}/hostname").status)
     print(sandbox.get_host(8000).partition(".")[2] == sandbox.sandbox_domain)
+    sandbox.files.write("/tmp/server.py", open("any_answer.py").read())
+    sandbox.commands.run("sed -i s/8000/8002/ /tmp/server.py; python3 /tmp/server.py", background=True)
+    with connect(f"wss://{sandbox.get_host(8002)}/ws") as talking:
+        talking.send("a" * 100_000)
+        print(len(talking.recv()))
 """
 SERVES = r"""
 import os, re, subprocess, sys, time
@@ -62,9 +69,10 @@ await sandbox.kill()
 def test_the_sdks_reach_sandboxes_by_host_name(tmp_path: Path) -> None:
     """Create, run, and a request to a server inside: in Python and JavaScript, by the printed variables."""
     (tmp_path / "uses.mjs").write_text(USES_JS)
+    (tmp_path / "any_answer.py").write_bytes(PROGRAM.read_bytes())
     (tmp_path / "node_modules").symlink_to(e2b.javascript("e2b"))
     programs = [[sys.executable, "-c", USES], ["node", "uses.mjs"]]
     with open_world({**NAMES, f"*.{DOMAIN}": [["127.0.0.1"]]}) as world:
         python, node = world.run(SERVES, {"place": str(tmp_path), "domain": DOMAIN, "programs": programs})
-    assert python == ["out", "True", "200", "True"]
+    assert python == ["out", "True", "200", "True", "100000"]
     assert node == ["out", "true", "200"]

@@ -49,7 +49,7 @@ class E2BApp:
         try:
             target = scope[TARGET] = target_of(Headers(scope=scope), self._e2b.options.domain)
             if target is not None and target.port == CODE:
-                await ports.check_traffic(Call(e2b=self._e2b, request=Request(scope), target=target))
+                await ports.check_code_traffic(Call(e2b=self._e2b, request=Request(scope), target=target))
         except E2BError as error:
             await answer(error)(scope, receive, send)
             return

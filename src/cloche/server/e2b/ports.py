@@ -37,6 +37,7 @@ from .target import Target
 
 ANSWER_S = 600.0  # for the head of an answer, since the last byte of the request
 SEND_S = 300.0  # for a client to read a piece of it
+MOST_KNOWN = 10_000  # public sandboxes
 LIVES_S = 10.0  # for a sandbox to say that it does
 CONNECT_PAUSES_S = (0.1, 0.2, 0.3, 0.4)  # as E2B's proxy: a server that was just started listens a moment later
 SWITCH = "cloche.e2b.switch"  # in the scope: begins the other protocol, if the client's connection can
@@ -91,6 +92,18 @@ async def check_traffic(call: Call) -> dict[str, Any]:
         if not hmac.compare_digest(sent.encode(), token.encode()):
             raise PortError(sandbox_id, WRONG_TOKEN if sent else NO_TOKEN, status=403)
     return network
+
+
+async def check_code_traffic(call: Call) -> None:
+    """Check a request to the code interpreter as `check_traffic` does, for a public sandbox once."""
+    assert call.target is not None  # noqa: S101 - as above
+    known: set[str] = call.e2b.parts.setdefault(f"{__name__}.public", set())
+    if call.target.sandbox_id in known:  # that is decided at its creation
+        return
+    network = await check_traffic(call)
+    if network.get("allowPublicTraffic") is not False:
+        known.difference_update(list(known) if len(known) >= MOST_KNOWN else ())
+        known.add(call.target.sandbox_id)
 
 
 def guest_request(call: Call, mask: str | None) -> h11.Request:

@@ -7,6 +7,7 @@ client. Nothing else uses either connection afterwards. For all other answers th
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from contextlib import suppress
 from typing import Any, cast
@@ -20,6 +21,7 @@ from .errors import Dropped
 from .guest_http import PIECE_BYTES, GuestExchange, passed_on
 from .ports import SEND_S, SWITCH
 
+log = logging.getLogger("cloche.service")
 ENDING_S = 60.0  # for the server's last bytes, after the client has shut down its side
 
 
@@ -78,7 +80,9 @@ class UpgradeProtocol(asyncio.StreamReaderProtocol):
         self._has_body_left = isinstance(self._http.next_event(), h11.EndOfMessage)
         try:
             await self._app(self._scope(event), self._receive, self._send)
-        except (Dropped, ConnectionError):
+        except Exception as error:
+            if not isinstance(error, Dropped | OSError):
+                log.warning("a request for another protocol failed: %s: %s", type(error).__name__, error)
             self._transport_out.abort()
         finally:
             self._transport_out.close()
