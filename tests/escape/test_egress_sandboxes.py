@@ -553,3 +553,36 @@ def test_with_nobody_who_decides_the_queue_of_approvals_is_asked(world: World) -
     assert states == ["approved", "denied", "expired"]
     assert (denied, again) == (f"HTTP/1.1 403 Forbidden\n{OK}\n", f"{OK}\n")
     assert [why.rpartition("; ")[2] for why in whys] == ["the user was asked, and refused it"]
+
+
+REPLACED = r"""
+import tempfile
+folder = tempfile.mkdtemp()
+os.environ |= {"XDG_RUNTIME_DIR": folder, "CLOCHE_DATABASE": folder + "/records.db"}
+TRIES = REACH + "print([reach(host, 'x') == 'HTTP/1.1 200 OK' for host in ('good.example', 'third.example')])"
+def tried(sandbox):
+    return json.loads(sandbox.exec(["python3", "-c", TRIES]).stdout.lower())
+with cloche.Sandbox(name="rules", keep="5m", **POLICY) as sandbox, cloche.Sandbox.attach("rules") as other:
+    told = [tried(sandbox)]
+    other.network.replace(allow=["third.example"])
+    told += [tried(sandbox), [rule.text for rule in sandbox.network.rules.allow]]
+    words = [sys.executable, "-m", "cloche", "network", "replace", "--in", "rules", "--open", "--deny", "good.example"]
+    subprocess.run(words, check=True, stderr=subprocess.DEVNULL)
+    told += [tried(other), other.network.rules.mode]
+    try:
+        other.network.replace(allow=["third.example:5432"])
+    except cloche.InvalidRequest as error:
+        told.append(str(error))
+    sandbox.network.replace()
+    told.append(tried(other))
+    sandbox.kill()
+print(json.dumps(told))
+"""
+
+
+def test_replaced_rules_hold_for_all_clients(world: World) -> None:
+    """Of another client, of the command line; a port that is not served is refused, and nothing allows nothing."""
+    first, second, seen, third, mode, wrong, nothing = run(world, REPLACED, None)
+    assert (first, second, third, nothing) == ([True, False], [False, True], [False, True], [False, False])
+    assert (seen, mode) == (["third.example"], "open")
+    assert "port 5432 is not served" in wrong

@@ -1,4 +1,4 @@
-"""Tests the rules of the network, and adds some to a sandbox; lists and revokes what approvers allowed for folders."""
+"""Tests rules of the network, and changes those of a sandbox; lists and revokes what approvers allowed for folders."""
 
 from __future__ import annotations
 
@@ -55,6 +55,25 @@ def _allow(hosts: tuple[str, ...], name: str) -> int:
     with Sandbox.attach(name) as sandbox:
         sandbox.network.allow(*hosts)
     say(f"allowed in {name}: {', '.join(map(escape_line, hosts))}")
+    return 0
+
+
+@network.command("replace")
+@argument("hosts", metavar="HOST", nargs=-1, help="As in network_allow. None: no host.")
+@option("--in", "name", metavar="NAME", required=True, help="The sandbox.")
+@flag("--open", "is_open", help="Allow every public host.")
+@option("--deny", metavar="HOST", multiple=True, help="As in network_deny. Repeatable.")
+def _replace(hosts: tuple[str, ...], name: str, is_open: bool, deny: tuple[str, ...]) -> int:
+    """Replace all rules of a sandbox with a name.
+
+    Connections that the new rules do not allow are closed.
+    """
+    from cloche.sync import Sandbox
+
+    with Sandbox.attach(name) as sandbox:
+        sandbox.network.replace(mode="open" if is_open else "allowlist", allow=hosts, deny=deny)
+    said = "every public host" if is_open else ", ".join(map(escape_line, hosts)) or "no host"
+    say(f"allowed in {name} from now on: {said}")
     return 0
 
 
