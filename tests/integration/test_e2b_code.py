@@ -177,3 +177,24 @@ def test_a_client_that_disconnects_has_its_cell_interrupted(interpreter: Interpr
     began = time.monotonic()
     assert interpreter.text("x", context_id=context) == "5"
     assert time.monotonic() - began < 100
+
+
+def test_a_cell_waits_for_a_client_that_does_not_read(interpreter: Interpreter) -> None:
+    """It goes on when the client reads, and all of its output arrives, unbroken within characters."""
+    context = interpreter_context(interpreter)
+    code = "open('/tmp/begun', 'w')\nfor _ in range(3000): print('é' * 4999)\nopen('/tmp/printed', 'w')"
+    asked = "import os; (os.path.exists('/tmp/begun'), os.path.exists('/tmp/printed'))"
+    body = {"code": code, "context_id": context}
+    with (
+        interpreter.client(**{"X-Access-Token": interpreter.token}) as client,
+        client.stream("POST", "/execute", json=body) as answer,
+    ):
+        while interpreter.text(asked) == "(False, False)":
+            time.sleep(0.02)
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            assert interpreter.text(asked) == "(True, False)"
+            time.sleep(0.1)
+        lines = [json.loads(line) for line in answer.iter_lines()]
+    assert "".join(line["text"] for line in lines if line["type"] == "stdout") == ("é" * 4999 + "\n") * 3000
+    assert interpreter.text(asked) == "(True, True)"

@@ -72,6 +72,7 @@ class LiveTransport:
         self._kept = self._between()
         self._end: asyncio.Task[dict[str, Any]] | None = None
         self._lost = ""
+        self._ungranted: dict[int, int] | None = None  # bytes of each stream that are held back, if any are
         self.late_s = LATE_S  # for its end to be reported
 
     def _between(self) -> dict[int, HeadTail]:
@@ -186,11 +187,23 @@ class LiveTransport:
             if self._calls is not None:
                 await self._calls.wait_closed()
 
+    def hold_output(self, *, is_held: bool) -> None:
+        """Have the interpreter wait once a window of further output has come, or go on."""
+        if is_held:
+            self._ungranted = self._ungranted or {}
+            return
+        ungranted, self._ungranted = self._ungranted, None
+        for stream, count in (ungranted or {}).items():
+            self._channel.grant(stream, count)
+
     def _take(self, stream: int, data: memoryview) -> None:
         if stream == wire.HOST_CALLS and self._calls is not None:
             self._calls.receive(data)
             return
-        self._channel.grant(stream, len(data))
+        if self._ungranted is not None and stream in NAMES:
+            self._ungranted[stream] = self._ungranted.get(stream, 0) + len(data)
+        else:
+            self._channel.grant(stream, len(data))
         if stream == wire.REPORT:
             self.link.receive(bytes(data))
         elif stream in NAMES:
@@ -231,6 +244,7 @@ class LiveSession(Session):
         )  # fmt: skip
         self._opened_in, self._why_no_forks = sandbox, program.why_no_forks
         self.call_notes, self.paused_s = transport.call_notes, sandbox.own_paused_s
+        self.hold_output = transport.hold_output
         self.start_timeout_s = min(self.start_timeout_s, limits.timeout_s)
         self._most_bytes = limits.disk_bytes
         self._cells = asyncio.Lock()  # cells take turns

@@ -73,6 +73,12 @@ class HeldSession:
     relay: Any = None  # of its calls of a client's functions
     opened_at: str = field(default_factory=now)
 
+    def hold_output(self, *, is_held: bool) -> None:
+        """Have a cell wait while nobody takes its output, or go on, where the backend can."""
+        hold = getattr(self.session._interpreter.opened, "hold_output", None)
+        if hold is not None:
+            hold(is_held=is_held)
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain data in the wire's format."""
         session = self.session

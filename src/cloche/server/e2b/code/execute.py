@@ -31,7 +31,7 @@ from .results import END, KEEPALIVE, CellLines, encode_line, error_line
 
 KEEPALIVE_S = 5.0
 TOGETHER_S = 0.05  # in which printed text is collected for one line
-MOST_TOGETHER = 64 << 10  # characters of it
+MOST_TOGETHER, MOST_WAITING = 64 << 10, 1 << 20  # characters of it, also for a client that does not read
 PAUSE_LOOK_S = 0.1
 LOST_S, NOTED_S = 0.5, 5.0  # for the end of a sandbox to follow its interpreter's, and to be noted
 log = logging.getLogger("cloche.service")
@@ -84,6 +84,7 @@ class CellStream(Response):
         self._has_ended = has_ended
         self._use, self._context, self._cell, self._readers, self._stack = use, context, cell, readers, stack
         self._lines, self._wake = CellLines(), asyncio.Event()
+        self._is_holding = False
         self._together: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,6 +103,7 @@ class CellStream(Response):
             await self._send_lines(send, running, gone, cut)
         finally:
             gone.cancel()
+            self._hold(is_held=False)
             if cut.done():
                 _abandon(running, self._use.held)
             elif not running.done():
@@ -124,6 +126,7 @@ class CellStream(Response):
             self._wake.clear()
             if not running.done() and (data := self._lines.take_all()):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+                self._hold(is_held=False)
         if cut.done() or (self._lines.is_lost and await self._is_over(cut)):
             raise Dropped("the sandbox has ended")
         await send({"type": "http.response.body", "body": self._lines.take_all() + encode_line(END)})
@@ -157,7 +160,15 @@ class CellStream(Response):
             if self._together is not None:
                 self._together.cancel()
 
+    def _hold(self, *, is_held: bool) -> None:
+        """Have the cell wait while its client does not read, or go on."""
+        if is_held != self._is_holding and self._context.held is not None:
+            self._is_holding = is_held
+            self._context.held.hold_output(is_held=is_held)
+
     def _take(self, event: Event) -> None:
+        if self._lines.text_size > MOST_WAITING:
+            self._hold(is_held=True)
         if self._lines.take(event) or self._lines.text_size > MOST_TOGETHER:
             self._wake.set()
         elif self._lines.has_any and self._together is None:
