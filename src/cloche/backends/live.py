@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from time import monotonic
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement, NetworkMode
@@ -227,7 +228,7 @@ class LiveSandbox(LiveFiles):
             )
         link = await self.connected()
         env = self.environment(request.env)
-        env = env if user is None else _of_other_user(env, request.env)
+        env = env if user is None else for_other_user(env, request.env)
         cwd = request.cwd if user is not None or request.cwd is None else at_home(request.cwd, env)
         if request.terminal is not None:
             env.setdefault("TERM", "xterm-256color")
@@ -339,7 +340,7 @@ class LiveSandbox(LiveFiles):
         return tunnel
 
 
-def _of_other_user(env: Mapping[str, str], requested: Mapping[str, str]) -> dict[str, str]:
+def for_other_user(env: Mapping[str, str], requested: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """Return the environment of a requested user, but for the variables of its account."""
     own = {name: value for name, value in env.items() if name not in ACCOUNT_VARIABLES or name in requested}
     shared = [path for path in env["PATH"].split(":") if not path.startswith(f"{env['HOME']}/")]

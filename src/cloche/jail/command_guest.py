@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .steps import Step
 
 NO_FOLDER, FILES, USER = "cwd", "files", "user"
+SUDO = "sudo"  # the operation of an order
 HANDING_OVER: Step = ("hand_over", "give pid 1 the descriptor on which the filter asks", [])
 CAPABILITIES, NO_CAPABILITIES = (0x20080522).to_bytes(4, sys.byteorder) + bytes(4), bytes(24)  # for capset(2)
 REQUESTS = 4  # the stream that a session has, see `init.wire`
@@ -39,6 +40,7 @@ class CommandParent(Parent):
     nice: int  # of guests
     terminal: Any  # our module `init.terminal`
     serve_files: Any  # the function `init.files.serve`
+    sudo_module: Any  # our module `init.sudo`, with several users
 
 
 class CommandGuest(Guest):
@@ -48,7 +50,7 @@ class CommandGuest(Guest):
         super().__init__(parent, 0, asking)
         self.link = asking  # failures are pid 1's to report
         self.building, self.early_order = parent.building, early_order
-        self.terminal, self.serve_files = parent.terminal, parent.serve_files
+        self.terminal, self.serve_files, self.sudo_module = parent.terminal, parent.serve_files, parent.sudo_module
         self.root_steps, self.nice = parent.root_steps, parent.nice
         self.account: dict[str, str] = {}  # variables of a user that was asked for
         self.order: dict[str, Any] = {}
@@ -167,6 +169,8 @@ class CommandGuest(Guest):
             raise StepFailed((NO_FOLDER, f"work in {folder}", []), 0, 1, error) from error
 
     def _start_program(self, order: Order, fds: list[int]) -> None:
+        if self.order.get("op") == SUDO:
+            self._serve_sudo(fds[0])
         if self.order.get("terminal"):
             self.terminal.take(fds[0])
         if not is_own(self.order):
@@ -181,6 +185,17 @@ class CommandGuest(Guest):
         except OSError:
             posix._exit(1)
         posix._exit(0)
+
+    def _serve_sudo(self, listener: int) -> None:
+        """Accept a connection, which lets pid 1 go on when our link is closed, and serve it. Never returns."""
+        connection = self.sudo_module.accept(listener)
+        try:
+            if connection >= 0:
+                self._close_descriptors([connection])
+                self.sudo_module.serve(connection, (0, self.spec.inside_id))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass  # of a client that is gone, or not ours
+        posix._exit(1)
 
 
 def is_own(order: dict[str, Any]) -> bool:

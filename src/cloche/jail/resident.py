@@ -25,11 +25,12 @@ from time import monotonic, sleep
 
 from . import host_view, messages, procfs, user_namespaces
 from .accounting import IDLE_TICK_S, TICK_S
-from .command_guest import REQUESTS, CommandGuest, CommandParent, is_own
+from .command_guest import REQUESTS, SUDO, CommandGuest, CommandParent, is_own
 from .guest import forget_helper, is_ours, load_notify
 from .marks import HIDDEN, MARK, jobs_of, mark_of, parent_of, read_whole, state_of
 from .messages import Building
 from .pid1 import never_freed
+from .sudo import SudoListener
 from .supervisor import Supervisor
 from .syscalls import (
     AT_EMPTY_PATH,
@@ -181,6 +182,8 @@ class Resident(CommandParent):
 
     server: Any
     ender: Any = None  # `init.tree` ends what belongs to a process
+    sudo_module: Any = None
+    sudo: SudoListener | None = None  # with several users
     is_forking_soon = False
     pace: tuple[bool, bool] = (False, False)  # as the helper knows it
 
@@ -212,6 +215,7 @@ class Resident(CommandParent):
             self.interpreters = {"oneshot": interpreter}
             self.load_interpreter = self.interpreters.__getitem__
             self.terminal, self.serve_files = load("init.terminal"), load("init.files").serve
+            self.sudo_module = load("init.sudo") if self.spec.users is not None else None
             self.hidden = {name: module for name, module in sys.modules.items() if is_ours(name)}
             self.privileges = forget_helper(interpreter)  # after which no guest can load anything else of ours
         self.building = building
@@ -224,6 +228,8 @@ class Resident(CommandParent):
             self.server = server.Server(wire, self, order["greeting"])
             never_freed.append(self.server)
             self.server.loop.watch(self.link, POLLIN, self._receive_from_helper)
+            if self.sudo_module is not None:
+                self.sudo = SudoListener(self, self.sudo_module.listen(), now)
             gc.collect()
             gc.freeze()
             self.server.serve()
@@ -344,6 +350,11 @@ class Resident(CommandParent):
             mark.number = OWN_MARKS - pid
         return ResidentFork(self, pid, mark, ours)
 
+    def fork_sudo(self, listener: int) -> tuple[int, ResidentFork]:
+        """Fork a process that accepts a connection of `sudo` and serves it, as root inside."""
+        forked = self._fork(({"op": SUDO, "user": "0", "cwd": "/"}, dict.fromkeys(range(3), listener)))
+        return forked.pid, forked
+
     def _enter_mark(self, is_ours: bool) -> bool:
         """Enter a new namespace of the host name; tell whether none was left, and it is that of our own programs.
 
@@ -370,6 +381,8 @@ class Resident(CommandParent):
         if spare is not None:
             spare.conclude()
             spare.mark.close()
+        elif self.sudo is not None and self.sudo.note_end(pid):
+            return
         elif not self.server.processes:  # once for all that die together
             self.server.loop.call_at(LEFT, now(), self._note_left)
 
@@ -397,10 +410,11 @@ class Resident(CommandParent):
     def _looked_up(self, pid: int, known_marks: dict[int, int], depth: int) -> int:
         if pid in self.spares:
             return self.spares[pid].mark.number
+        if self.sudo is not None and (number := self.sudo.mark_of(pid)):
+            return number
         process = self.server.by_pid.get(pid)
         if process is not None:
-            number: int = process.mark.number
-            return number
+            return int(process.mark.number)
         mark = mark_of(pid)
         if mark != HIDDEN or depth <= 0:
             return mark

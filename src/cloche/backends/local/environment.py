@@ -18,13 +18,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from cloche import interpreter
-from cloche.core.errors import StartFailed
+from cloche.core.errors import InternalError, StartFailed
 from cloche.core.policy import Policy
 
 from .. import layout
+from ..live import ACCOUNT_VARIABLES, for_other_user
 from ..toolchain import other_languages, python_toolchain, user_site
 
-WHY_FOLDER = f"{layout.STARTUP_FOLDER}/bin"  # of cloche-why
+WHY_FOLDER = f"{layout.STARTUP_FOLDER}/bin"  # of cloche-why and sudo
+SUDO_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # as in `interpreter/sudo.py`
 FOLDER = "/.venv"  # uv finds it from every folder inside
 # `site` treats every value but "true" as no; pip refuses `--user` only if this line matches "false" exactly.
 _CONFIGURATION = "home = {home}\ninclude-system-site-packages = no\nversion = {version}\n"
@@ -81,11 +83,29 @@ def why_rows(why: str) -> tuple[layout.Row, ...]:
     """Return the mounts of `cloche-why` and of what it knows; none where it knows nothing."""
     if not why:
         return ()
+    return _program("cloche-why", "why.py"), ("text", f"{layout.STARTUP_FOLDER[1:]}/why.json", why)
+
+
+def sudo_rows(policy: Policy, variables: Mapping[str, str]) -> tuple[layout.Row, ...]:
+    """Return the mount of `sudo` for a sandbox with several users, whose environment are `variables`."""
+    if not policy.users:
+        return ()
+    path = for_other_user(variables)["PATH"]
+    kept = tuple(name for name in variables if name not in ("PATH", *ACCOUNT_VARIABLES))
+    settings = {"KEPT: tuple[str, ...] = ()": f"KEPT = {kept!r}", f'SEARCHED = "{SUDO_PATH}"': f"SEARCHED = {path!r}"}
+    return (_program("sudo", "sudo.py", settings),)
+
+
+def _program(name: str, file_name: str, settings: Mapping[str, str] | None = None) -> layout.Row:
+    """Return the mount of a program of ours, which runs with the caller's Python."""
     base = getattr(sys, "_base_executable", "") or os.path.realpath(sys.executable)
-    with open(f"{os.path.dirname(interpreter.__file__)}/why.py", encoding="utf-8") as file:
-        program = f"#!{base} -IS\n{file.read()}"
-    folder = layout.STARTUP_FOLDER[1:]
-    return ("text", f"{WHY_FOLDER[1:]}/cloche-why", program, 0o755), ("text", f"{folder}/why.json", why)
+    with open(f"{os.path.dirname(interpreter.__file__)}/{file_name}", encoding="utf-8") as file:
+        text = file.read()
+    for line, setting in (settings or {}).items():
+        if line not in text:
+            raise InternalError(f"{file_name} has no line {line!r}")
+        text = text.replace(line, setting)
+    return ("text", f"{WHY_FOLDER[1:]}/{name}", f"#!{base} -IS\n{text}", 0o755)
 
 
 def show(python: dict[str, Any] | None, home: str, is_there: bool) -> None:
@@ -102,9 +122,12 @@ def with_own_first(env: Mapping[str, str], home: str, is_there: bool) -> dict[st
     return {**env, layout.LAYERS_VARIABLE: os.pathsep.join((*sites(home), layers or ""))} if is_needed else dict(env)
 
 
-def search_path(home: str, path: str, is_there: bool, why: str = "") -> str:
-    """Return PATH: programs installed inside first, toolchains of all languages last, but for `cloche-why`."""
-    own = [f"{home}/.local/bin", *([f"{FOLDER}/bin"] if is_there else [])]
+def search_path(home: str, path: str, is_there: bool, why: str = "", *, has_sudo: bool = False) -> str:
+    """Return PATH: programs installed inside first, toolchains of all languages last, but for `cloche-why`.
+
+    The host's own `sudo`, which can do nothing here, comes after ours.
+    """
+    own = [*([WHY_FOLDER] if has_sudo else []), f"{home}/.local/bin", *([f"{FOLDER}/bin"] if is_there else [])]
     return os.pathsep.join((*own, path, *other_languages()[1], *([WHY_FOLDER] if why else [])))
 
 

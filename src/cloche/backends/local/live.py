@@ -372,6 +372,7 @@ class LocalLiveSandbox(LiveSandbox):
             ("device", "tty"),
             *home_folder.rows(self._policy.home, self._host),
             *environment.why_rows(self._policy.why),
+            *environment.sudo_rows(self._policy, self.environment({})),
         ]
         if self._policy.host_folder is not None and spec.cgroup is not None:
             amounts = spec.cgroup["amounts"]
@@ -436,7 +437,10 @@ class LocalLiveSandbox(LiveSandbox):
         return variables if self._secrets is None else {**variables, **self._secrets.variables}
 
     def _home_variables(self, path: str) -> dict[str, str]:
-        search_path = environment.search_path(self._home, path, self._has_environment, self._policy.why)
+        policy = self._policy
+        search_path = environment.search_path(
+            self._home, path, self._has_environment, policy.why, has_sudo=policy.users
+        )
         return {"HOME": self._home, "PATH": search_path, **self._account_variables()} if self._has_home else {}
 
     def _account_variables(self) -> dict[str, str]:
