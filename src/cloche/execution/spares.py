@@ -36,6 +36,7 @@ from .prepare import Prepared
 
 KINDS = 4  # of rules and limits that have spares, those used last
 LIFETIME_S = 3600.0  # of a spare; then another one is opened
+ANSWER_S = 0.005
 LEAST_FREE_BYTES = 1 << 30  # of memory, below which no spare is opened
 log = logging.getLogger("cloche.live")
 _pool: ContextVar[SparePool | None] = ContextVar("spares", default=None)
@@ -182,7 +183,11 @@ class SparePool:
 
     async def _missing(self) -> Kind | None:
         """Return a kind that has too few spares, once no caller waits; end those of kinds too many."""
-        await self._is_quiet.wait()
+        while True:
+            await self._is_quiet.wait()
+            await asyncio.sleep(ANSWER_S)  # in which the last caller answers its own
+            if not self._callers:
+                break
         for kind in list(self._kinds)[:-KINDS]:
             self._prepared.pop(kind)
             for spare in self._kinds.pop(kind):

@@ -44,7 +44,7 @@ from cloche.wire.held import Terms, as_info, held_attachment, needs_worker, open
 from cloche.wire.problems import Refused
 
 from . import keepers
-from .sandbox_lives import Lives
+from .sandbox_lives import Lives, values_of
 from .sandbox_rows import Room, begin_once
 
 UNUSED_S = 60.0  # how long a worker stays attached to an unused one
@@ -98,6 +98,13 @@ class Sandboxes:
         request opens one sandbox. `begin` does with it what is to be done before anybody has it; its errors end it.
         Raises Refused (409, 429), see `sandbox_rows`; ClocheError.
         """
+        with self._spares.used():
+            return await self._create(project, api_key, terms, document, options, files, key)
+
+    async def _create(
+        self, project: str, api_key: str | None, terms: Terms, document: Mapping[str, Any],
+        options: Mapping[str, Any], files: Mapping[str, bytes | InputFile] | None, key: RequestKey | None,
+    ) -> SandboxFacts:  # fmt: skip
         sandbox_id = new_id("sb")
         is_held = await asyncio.to_thread(needs_worker, options, terms)
         document = {**document, "heldBy": records.WORKER if is_held else records.KEEPER}
@@ -126,6 +133,7 @@ class Sandboxes:
             self._held[sandbox_id] = _Held(terms=terms, project=project, attending=attending)
         full_document = {**document, "backend": sandbox.backend, "network": sandbox.policy.network}
         full_document["limits"] = {camel(limit): value for limit, value in sandbox.limits.as_dict().items()}
+        full_document |= values_of({"left_s": terms.lifetime_s, "at_end": terms.at_end}, time.time())[1]
         try:
             if begin is not None:
                 await begin(sandbox_id, sandbox)
@@ -134,12 +142,14 @@ class Sandboxes:
                 partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=full_document)
             )
             facts = await self.look(sandbox_id, project)
-            await self.lives.change(facts, "lifetime", attachment, left_s=terms.lifetime_s)  # all of it is left
+            if is_held or terms.lifetime_s < LEAST_S:  # a keeper has begun to count just now, with any other time
+                await self.lives.change(facts, "lifetime", attachment, left_s=terms.lifetime_s)
+                facts = await self.look(sandbox_id, project)
             self._follow(attachment, facts)
         except BaseException:
             await self._take_back(sandbox_id, is_held=is_held)
             raise
-        return await self.look(sandbox_id, project)
+        return facts
 
     async def _open_kept(
         self, sandbox_id: str, api_key: str | None, terms: Terms, options: Mapping[str, Any],
@@ -150,7 +160,7 @@ class Sandboxes:
             AsyncSandbox, name=sandbox_name(sandbox_id), keep=KEPT_S, lifetime=max(LEAST_S, terms.lifetime_s),
             idle=terms.idle_s, at_end=terms.at_end, files=files, **options,
         )  # fmt: skip
-        with self._owning(sandbox_id, api_key), self._spares.used():
+        with self._owning(sandbox_id, api_key):
             sandbox = await asyncio.to_thread(making)
             await sandbox.__aenter__()
         return sandbox
