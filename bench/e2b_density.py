@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,11 @@ async def _measure(options: argparse.Namespace, service: int) -> dict[str, Any]:
     report: dict[str, Any] = {"sandboxes": options.sandboxes, "contexts": options.contexts}
     report["create_s"] = await _each([create] * options.sandboxes)
     with_context = sandboxes[: options.contexts]
-    report["context_s"] = await _each([lambda sandbox=sandbox: open_context(sandbox) for sandbox in with_context])
+    report["context_s"] = await _each([partial(open_context, sandbox) for sandbox in with_context])
     await asyncio.sleep(options.rest)
     report["processes"], report["pss_bytes"] = _memory(service)
     report["machine_bytes"] = before - _available_bytes()
-    report["answer_s"] = await _each([lambda sandbox=sandbox: answer(sandbox) for sandbox in sandboxes])
+    report["answer_s"] = await _each([partial(answer, sandbox) for sandbox in sandboxes])
     report["answers"] = len(report["answer_s"])
     await _each([sandbox.kill for sandbox in sandboxes])
     return report

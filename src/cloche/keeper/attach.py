@@ -26,7 +26,7 @@ from cloche.core.limits import Limits, parse_duration
 from cloche.core.policy import Policy
 from cloche.core.record import asdict, dataclass, fields
 from cloche.init import wire
-from cloche.jail.setup.launch import start_keeper
+from cloche.jail.setup import keepers
 
 from . import registry
 from .life import AT_END, ENDS
@@ -120,8 +120,8 @@ class KeeperClaim:
         _collect()
         self._claimed = await asyncio.to_thread(registry.claim, self._terms.name)
         try:
-            self._process, self._link = start_keeper()
-            log.debug("keeper %d is started for sandbox %s", self._process.pid, self._terms.name)
+            self._process, self._link = keepers.start()
+            log.debug("a keeper is started for sandbox %s", self._terms.name)
         except OSError as error:
             self.abandon()
             raise StartFailed(f"cannot start the keeper: {error}", step="keeper", errno=error.errno) from error
@@ -195,8 +195,11 @@ class KeeperClaim:
         """
         self._claimed = claimed = await asyncio.to_thread(registry.claim, self._terms.name, listens=False)
         claimed.describe(self._described(spare.described()))
-        async with asyncio.timeout(ADOPT_S):
-            await spare.adopt(self._order())
+        try:
+            async with asyncio.timeout(ADOPT_S):
+                await spare.adopt(self._order())
+        except InvalidRequest as error:  # of the keeper: the caller's words were valid
+            raise OutcomeUnknown(f"the keeper of a spare sandbox refused its name: {error}") from error
         self._claimed = None
         claimed.release()
 

@@ -428,6 +428,26 @@ def _unlink(name: str, folder: int) -> None:
         pass  # another process has removed it meanwhile
 
 
+def fork_keepers(fd: int) -> int:
+    """Fork a keeper for each socket that comes at link `fd`; return that socket in the fork. Ends with the caller."""
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # forks that end leave nothing to wait for
+    link = _socket.socket(fileno=fd)
+    while True:
+        data, fds = _receive(link, MOST_ORDER_BYTES)
+        if not data:
+            os._exit(0)
+        try:
+            is_fork = os.fork() == 0
+        except OSError:  # the caller reads that its socket is closed
+            is_fork = False
+        if is_fork:
+            link.close()
+            os.setsid()
+            return fds[0]
+        for passed_fd in fds:
+            os.close(passed_fd)
+
+
 def main(fd: int) -> None:
     """Take over one sandbox from the caller at socket `fd`, and keep it until its end."""
     from . import load

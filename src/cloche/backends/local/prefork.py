@@ -17,6 +17,7 @@ from cloche.egress.client import operator_proxies
 from cloche.forkserver.pool import LOADED_SLOT_BYTES, SLOT_BYTES, Pool
 from cloche.forkserver.slot import Slot, SlotNetwork
 from cloche.jail.messages import Building, Run, Spec
+from cloche.jail.setup import keepers
 from cloche.jail.setup.plan import compile_building, compile_prefork_jail
 
 from .. import subordinate_ids
@@ -291,13 +292,14 @@ def _new_pool(policy: Policy, host: Host) -> Pool:
 
 
 def close_pools() -> None:
-    """Close all pools and wait until their processes have ended; the next run starts cold."""
+    """Close all pools and wait until their processes have ended; the next run starts cold, and the next keeper."""
     with _lock:
         pools = list(_pools.values())
         _pools.clear()
     for pool in pools:
         pool.close()
     subordinate_ids.rest()
+    keepers.end()
 
 
 def _forget_after_fork() -> None:

@@ -128,7 +128,7 @@ import jail.subordinate_ids
 jail.subordinate_ids.main({fd}, {order})
 """
 # It needs little of what helpers need, and there may be hundreds.
-_BOOT_KEEPER = """\
+_LOAD_KEEPER = """\
 gc.enable()
 import keeper
 keeper.load = load
@@ -136,8 +136,9 @@ import keeper.process, init.wire
 posix.close(archive)
 gc.collect()
 gc.freeze()
-keeper.process.main({fd})
 """
+_BOOT_KEEPER = f"{_LOAD_KEEPER}keeper.process.main({{fd}})\n"
+_BOOT_KEEPER_FORKS = f"{_LOAD_KEEPER}caller = keeper.process.fork_keepers({{fd}})\nkeeper.process.main(caller)\n"
 _BOOT_PROBE = """\
 map_archive()
 import jail.setup.probe
@@ -363,6 +364,11 @@ def start_shim(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes
 def start_keeper(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a keeper (`cloche.keeper`) and return its process and our end of its socket. Raises OSError."""
     return _start(executable, lambda fd: _BOOT_KEEPER.format(fd=fd), is_awaited=False, is_helper=False)
+
+
+def start_keeper_forks(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process that forks keepers, and return it and our end of its socket; see `keepers`. Raises OSError."""
+    return _start(executable, lambda fd: _BOOT_KEEPER_FORKS.format(fd=fd), is_awaited=False, is_helper=False)
 
 
 def _start(
