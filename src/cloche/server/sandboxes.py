@@ -99,11 +99,12 @@ class Sandboxes:
         Raises Refused (409, 429), see `sandbox_rows`; ClocheError.
         """
         with self._spares.used():
-            return await self._create(project, api_key, terms, document, options, files, key)
+            return await self._create(project, api_key, terms, document, options, files, key, begin)
 
     async def _create(
         self, project: str, api_key: str | None, terms: Terms, document: Mapping[str, Any],
         options: Mapping[str, Any], files: Mapping[str, bytes | InputFile] | None, key: RequestKey | None,
+        begin: Callable[[str, AsyncSandbox], Awaitable[None]] | None,
     ) -> SandboxFacts:  # fmt: skip
         sandbox_id = new_id("sb")
         is_held = await asyncio.to_thread(needs_worker, options, terms)
