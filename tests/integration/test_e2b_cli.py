@@ -14,6 +14,8 @@ import pytest
 from tests.harness.e2b import E2BService, javascript, serving
 from tests.harness.terminals import Terminal
 
+pytestmark = pytest.mark.soak  # Node starts for each command
+
 
 class CommandLine:
     """Run `e2b` for a service, and return what it prints."""

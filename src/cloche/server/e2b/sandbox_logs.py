@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -47,6 +48,11 @@ def _entry(line: LogLine) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _as_line(entry: Mapping[str, Any]) -> str:
+    """Return an entry as one line of JSON, which E2B's command line reads."""
+    return json.dumps({"level": entry["level"], "logger": "cloche", "message": entry["message"], **entry["fields"]})
+
+
 async def logs(call: Call) -> Response:
     """Return the lines of a sandbox, as version 1 does."""
     _, facts = await call.sandbox("read", "read")
@@ -54,7 +60,7 @@ async def logs(call: Call) -> Response:
     start, limit = _number(given, "start", 0) or 0, _number(given, "limit", MOST_LINES)
     lines = [line for line in call.e2b.logs.of(e2b_id(facts.id)) if line.milliseconds >= start]
     entries = [_entry(line) for line in lines[: min(limit or 0, MOST_LINES)]]
-    shown = [{"timestamp": entry["timestamp"], "line": entry["message"]} for entry in entries]
+    shown = [{"timestamp": entry["timestamp"], "line": _as_line(entry)} for entry in entries]
     return JSONResponse({"logs": shown, "logEntries": entries})
 
 
