@@ -16,6 +16,7 @@ import os
 import resource
 import signal
 import struct
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 NOBODY = 65534
 PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER = 38, 1
 CAPABILITY_VERSION = 0x20080522
-MEMORY_BYTES = 4 << 30  # of addresses: the threads that look names up have large stacks that they do not use
+MEMORY_BYTES = 4 << 30  # of addresses
+STACK_BYTES = 1 << 20  # of a thread that looks a name up
 MOST_FILES = 65_536
 FINISH_S = 60.0  # for tokens that are being exchanged
 MESSAGE_BYTES = 64 << 20  # of the memory file of a message, the only kind of file that is written
@@ -43,6 +45,7 @@ def main(link: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     opener = _secrets_opener(settings["authorities"]) if settings["has_secrets"] else None
+    threading.stack_size(STACK_BYTES)
     _give_up_rights()
     install_filter(settings["program"])
     gc.freeze()

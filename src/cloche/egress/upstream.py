@@ -23,7 +23,7 @@ from .own_addresses import is_elsewhere
 Address = IPv4Address | IPv6Address
 RESOLVE_S, CONNECT_S, PROXY_S = 15.0, 10.0, 15.0
 MOST_ADDRESSES = 16
-RESOLVERS = 64
+RESOLVERS = 256  # threads: so many lookups of as many sandboxes as one process serves, each with all that it may have
 MOST_PROXY_HEAD = 16_384
 PRIVATE_SUFFIXES = (
     ".internal",

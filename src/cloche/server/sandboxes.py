@@ -143,7 +143,8 @@ class Sandboxes:
                 partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=full_document)
             )
             facts = await self.look(sandbox_id, project)
-            if is_held or terms.lifetime_s < LEAST_S:  # a keeper has begun to count just now, with any other time
+            # Unless it has begun just now, and with this time.
+            if is_held or begin is not None or terms.lifetime_s < LEAST_S:
                 await self.lives.change(facts, "lifetime", attachment, left_s=terms.lifetime_s)
                 facts = await self.look(sandbox_id, project)
             self._follow(attachment, facts)
