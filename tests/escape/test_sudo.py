@@ -25,7 +25,8 @@ def packed(order):
     return len(data).to_bytes(4, "big") + data
 def send(link, data, fds=(0, 1, 2)):
     fds = [*fds, *([os.open("/", os.O_PATH)] if len(fds) == 3 else [])]
-    return link.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+    sent = link.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+    link.sendall(data[sent:])
 GOOD = {"argv": ["id", "-u"], "env": {"PATH": "/usr/bin:/bin"}, "uid": 0, "gid": 0, "groups": [0]}
 """
 HOSTILE = (

@@ -135,6 +135,11 @@ class E2B:
         if readers is not None:
             readers.cut(why)
 
+    def cut_all(self, why: str) -> None:
+        """Drop all streams of all sandboxes."""
+        for sandbox_id in list(self._readers):
+            self.cut(sandbox_id, why)
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:

@@ -53,7 +53,8 @@ async def serve_e2b(service: Service, options: E2BOptions, *, beside: Coroutine[
             tasks.create_task(beside)
             if authority is not None and config.ssl is not None:
                 tasks.create_task(serve_names(authority, config.ssl))
-            tasks.create_task(http.serve(http.Unsignalled(config), listener))
+            serving = http.serve(http.Unsignalled(config), listener, on_stop=lambda: e2b.cut_all("the service stops"))
+            tasks.create_task(serving)
     finally:
         listener.close()
 

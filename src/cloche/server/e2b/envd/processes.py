@@ -25,6 +25,7 @@ from .users import folder_of, home_of, invalid_user, sandbox_user, user_of
 
 SERVICE = "process.Process"
 PING_HEADER, PING_S, LONGEST_PING_S = "keepalive-ping-interval", 50.0, 3600.0
+GONE_S = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # between looks whether a killed process has ended
 INPUT_S = 300.0  # for a process to read its input, where the request sets no time
 SIGNALS = {"SIGNAL_SIGTERM": signal.SIGTERM, "SIGNAL_SIGKILL": signal.SIGKILL, 15: signal.SIGTERM, 9: signal.SIGKILL}
 KILLED = (Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.OUTPUT_LIMIT)
@@ -207,7 +208,7 @@ def _ping_s(call: Call) -> float:
 
 
 @asynccontextmanager
-async def _reached(call: Call, body: Message) -> AsyncIterator[AsyncProcess]:
+async def _reached(call: Call, body: Message) -> AsyncIterator[tuple[Use, AsyncProcess]]:
     key = _key(body)
     async with call.use() as use:
         try:
@@ -215,7 +216,7 @@ async def _reached(call: Call, body: Message) -> AsyncIterator[AsyncProcess]:
         except InvalidRequest as error:
             raise _no_process(key) from error
         async with process:
-            yield process
+            yield use, process
 
 
 async def list_processes(call: Call, body: Message) -> Message:
@@ -239,14 +240,24 @@ async def send_signal(call: Call, body: Message) -> Message:
     number = SIGNALS.get(body.get("signal", ""))
     if number is None:
         raise E2BError(501, f"invalid signal: {str(body.get('signal', 'SIGNAL_UNSPECIFIED'))[:64]}")
-    async with _reached(call, body) as process:
+    async with _reached(call, body) as (use, process):
         await process.signal(int(number))
+        if number == signal.SIGKILL:
+            await _wait_gone(use, process.id)
     return {}
+
+
+async def _wait_gone(use: Use, process_id: str) -> None:
+    """Wait until a killed process has ended, for a moment at most: so it is neither listed nor there afterwards."""
+    for pause_s in GONE_S:
+        await asyncio.sleep(pause_s)
+        if not any(info.id == process_id and info.status is None for info in await use.sandbox.processes()):
+            return
 
 
 async def update(call: Call, body: Message) -> Message:
     """Set the size of a terminal."""
-    async with _reached(call, body) as process:
+    async with _reached(call, body) as (_, process):
         if body.get("pty") is not None:
             if not process.is_terminal:
                 raise E2BError(500, "error resizing tty: tty not assigned to process", connect="internal")
@@ -256,7 +267,7 @@ async def update(call: Call, body: Message) -> Message:
 
 async def send_input(call: Call, body: Message) -> Message:
     """Write to a process."""
-    async with _reached(call, body) as process:
+    async with _reached(call, body) as (_, process):
         await _write(process, _object(body, "input"))
     return {}
 
@@ -281,7 +292,7 @@ def _unready(what: str, why: str) -> E2BError:
 
 async def close_stdin(call: Call, body: Message) -> Message:
     """End a process's standard input."""
-    async with _reached(call, body) as process:
+    async with _reached(call, body) as (_, process):
         if process.is_terminal:
             why = "cannot close stdin for PTY process — send Ctrl+D (0x04) instead"
             raise E2BError(400, f"error closing stdin: {why}", connect="failed_precondition")
@@ -307,7 +318,7 @@ async def _write_all(call: Call) -> Message:
         process: AsyncProcess | None = None
         async for message in messages(call):
             if "start" in message:
-                process = await stack.enter_async_context(_reached(call, _object(message, "start")))
+                _, process = await stack.enter_async_context(_reached(call, _object(message, "start")))
             elif "data" in message and process is not None:
                 await _write(process, _object(_object(message, "data"), "input"))
             elif "keepalive" not in message:

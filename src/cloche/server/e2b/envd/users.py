@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-
 from cloche.wire.uses import Use
 
 from ..calls import Call
 from ..defaults import ACCOUNT
 from ..errors import E2BError
+from .entries import basic_user
 
 MOST_NAME = 256  # characters
-
-
-def named_user(call: Call) -> str:
-    """Return the name in a request's Basic authentication; empty without one. Raises E2BError (401)."""
-    kind, _, encoded = call.request.headers.get("authorization", "").partition(" ")
-    if kind.lower() != "basic":
-        return ""
-    try:
-        name = base64.b64decode(encoded, validate=True).decode().partition(":")[0]
-    except (binascii.Error, UnicodeDecodeError) as error:
-        raise E2BError(401, "the user in Authorization is not base64") from error
-    if len(name) > MOST_NAME or not name.isprintable():
-        raise invalid_user(name)
-    return name
 
 
 def user_of(call: Call) -> str:
     """Return the name of a request's user. `call.use()` has looked up the sandbox."""
     own = call.row.document["e2b"] if call.row is not None else {}
-    return named_user(call) or own.get("user") or ACCOUNT
+    return basic_user(call) or own.get("user") or ACCOUNT
 
 
 def sandbox_user(use: Use, name: str) -> str | None:
