@@ -198,3 +198,26 @@ def test_a_cell_waits_for_a_client_that_does_not_read(interpreter: Interpreter) 
         lines = [json.loads(line) for line in answer.iter_lines()]
     assert "".join(line["text"] for line in lines if line["type"] == "stdout") == ("é" * 4999 + "\n") * 3000
     assert interpreter.text(asked) == "(True, True)"
+
+
+def test_modules_of_the_folder_and_new_packages_are_imported(interpreter: Interpreter) -> None:
+    """The context's folder comes first; a folder of packages may be made after the interpreter has begun."""
+    context = interpreter_context(interpreter)
+    interpreter.run("import os, site\nfolder = site.getusersitepackages()\nos.makedirs(folder)", context_id=context)
+    written = "open('own.py', 'w').write('a = 1'); open(folder + '/added.py', 'w').write('b = 2')"
+    interpreter.run(written, context_id=context)
+    assert interpreter.text("import added, own; (own.a, added.b, os.getcwd())", context_id=context) == (
+        "(1, 2, '/home/user')"
+    )
+
+
+def test_tables_and_figures_are_data(interpreter: Interpreter) -> None:
+    """A table has its columns, a figure its chart; the value comes before the figures of the cell's end."""
+    *_, value = interpreter.run(
+        "import pandas as pd\npd.DataFrame({'a': [1, 2], 't': pd.to_datetime(['2020-01-01'] * 2)})"
+    )
+    assert value["data"] == {"a": [1, 2], "t": ["2020-01-01T00:00:00"] * 2}
+    _, value, figure = interpreter.run("import matplotlib.pyplot as plt\nplt.bar(['x'], [2])")
+    assert (value["is_main_result"], figure["is_main_result"], figure["chart"]["type"]) == (True, False, "bar")
+    assert figure["chart"]["elements"] == [{"label": "x", "group": "Group 0", "value": 2.0}]
+    assert figure["png"].startswith("iVBOR")

@@ -130,14 +130,16 @@ class PackageOperations(LiveOperations):
         names: Sequence[str] = installed.as_dict()["installed"]
         return tuple(names)
 
-    async def install_for_cell(self, code: str) -> str:
+    async def install_for_cell(self, code: str, language: str = "python", *, is_notebook: bool = False) -> str:
         """Install the packages of a cell's `%pip install` lines; return the cell with each line replaced by a print of
         the outcome.
 
         A model writes the cells, so only packages that the operator lists, or that a user approves, are installed. A
-        cell that is not Python apart from such lines is returned unchanged.
+        cell that is not Python apart from such lines is returned unchanged, and so is one that runs as in a notebook
+        where there is a network: there pip runs inside, as for a command.
         """
-        if not self._is_live or "pip" not in code:
+        runs_inside = is_notebook and self.policy.network != "off"
+        if language != "python" or not self._is_live or "pip" not in code or runs_inside:
             return code
         arguments_by_line = pip_lines(code)
         lines = code.split("\n")

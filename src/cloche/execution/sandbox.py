@@ -203,7 +203,7 @@ class AsyncSession:
         findings = await self._sandbox.screened(code, self._language)
         sink = make_sink(on_output, on_event)
         patterns = collected(collect, out)
-        cell = await self._sandbox.install_for_cell(code) if self._language == "python" else code
+        cell = await self._sandbox.install_for_cell(code, self._language, is_notebook=notebook)
         async with self._sandbox._slot():
             self._running += 1
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import cell_magics, rich
+from . import cell_magics, command_line, rich
 from .command_line import UsageError, number, print_line, split_line, take_options, warn
 from .magics import listed
 from .pretty import Printer, bounded, safe_repr, text_of
@@ -21,6 +21,7 @@ _NO_PACKAGES = (
     "a sandbox has no package manager; packages are installed outside it, when it is opened. "
     "What is installed can be imported."
 )
+_INSTALLERS = {"pip": "python3 -m pip", "uv": "uv"}  # that a notebook's cell runs as commands
 _HAS_WINDOWS = ("notebook", "widget", "ipympl", "qt", "qt5", "qt6", "tk", "gtk", "gtk3", "gtk4", "wx", "osx", "nbagg")
 _MAX_SUMMARY = 100
 _MAX_STRING_FORM = 2000
@@ -317,8 +318,10 @@ def _autoreload(magics: Magics, line: str) -> None:
 
 def _packages(name: str) -> LineMagic:
     def answer(magics: Magics, line: str) -> None:
-        del magics, line
-        warn(f"%{name}: {_NO_PACKAGES}")
+        if name in _INSTALLERS and magics.host.is_notebook:
+            command_line.system(f"{_INSTALLERS[name]} {line}", magics.host.namespace)
+        else:
+            warn(f"%{name}: {_NO_PACKAGES}")
 
     return answer
 

@@ -119,6 +119,11 @@ if TYPE_CHECKING:
             ...
 
         @property
+        def is_notebook(self) -> bool:
+            """Tell whether its cell runs as in a notebook."""
+            ...
+
+        @property
         def display(self) -> Display:
             """The session's display, already installed."""
             ...

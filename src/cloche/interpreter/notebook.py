@@ -46,6 +46,15 @@ class Surroundings:
                 os.environ[name] = value
 
 
+def follow_folder(home: str) -> None:
+    """Have modules of the current folder found first, and those in folders of packages that were not there before."""
+    if sys.path and sys.path[0] == home:
+        sys.path[0] = ""
+    for path, finder in list(sys.path_importer_cache.items()):
+        if finder is None:
+            sys.path_importer_cache.pop(path, None)
+
+
 def without_indent(source: str) -> str:
     """Return a cell without the indentation of its first line, which is taken from the others, too."""
     if source[:1] not in (" ", "\t", "\n"):

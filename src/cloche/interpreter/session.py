@@ -77,6 +77,7 @@ class Session:
         host: Any = None,
     ):
         self.link, self.answers, self.namespace, self.pid = link, answers, namespace, os.getpid()
+        self._home = sys.path[0] if sys.path else ""
         self._host = host  # the link of the caller's functions, if there are any
         self._ends = (answers, link) if host is None else (answers, link, host.calls, host.answers)
         self._preloaded, self._privileges = preloaded, privileges
@@ -257,6 +258,8 @@ class Session:
         """Run a cell and return the frame that ends it."""
         self.is_notebook = request.get("is_notebook") is True
         OPTIONS.add_data = notebook.add_data if self.is_notebook else None
+        if self.is_notebook:
+            notebook.follow_folder(self._home)
         cell = self._run(request["code"], notebook.Surroundings(request))
         if os.getpid() != self.pid:  # the cell has forked, and this is the child at the end of its script
             oneshot.finish(cell.exit_code, os.getcwd(), self._preloaded, self._privileges)

@@ -13,6 +13,8 @@ from cloche.interpreter.rich import Display, Shown
 class Notebook:
     """Run cells as a session does."""
 
+    is_notebook = False  # as a session answers it for a plain cell
+
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__, "Out": {}}
         self.history = [""]

@@ -56,6 +56,12 @@ class Context:
         """Return the context as E2B describes it."""
         return {"id": self.id, "language": self.language, "cwd": self.cwd}
 
+    @property
+    def _of_cells(self) -> Mapping[str, str]:
+        """Return the variables that each cell gets anew: those of Python itself are for the programs that it starts."""
+        is_own = self.language == "python"
+        return {name: value for name, value in self.env.items() if is_own and name.startswith("PYTHON")}
+
     async def begin(self, use: Use) -> None:
         """Have an interpreter that runs. Raises E2BError, ClocheError."""
         if self.held is None:
@@ -70,7 +76,8 @@ class Context:
     async def _open(self, use: Use) -> HeldSession:
         try:
             with use.held.room():
-                session = await use.sandbox.session(SESSIONS[self.language], env=self.env)
+                own = {name: value for name, value in self.env.items() if name not in self._of_cells}
+                session = await use.sandbox.session(SESSIONS[self.language], env=own)
                 return use.held.add_session(session, has_checkpoints=False)
         except Refused as error:
             if error.status_code != 429:
@@ -89,7 +96,7 @@ class Context:
         self.executions += bool(code.strip())
         if self.language == "typescript":
             code = f"/* typescript */{code}"
-        return await self.held.session.run(code, env=env, notebook=True, on_event=sink)
+        return await self.held.session.run(code, env={**self._of_cells, **(env or {})}, notebook=True, on_event=sink)
 
     async def restart(self, use: Use) -> None:
         """Begin anew, without the variables; a cell that runs is ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from ..calls import Call, Row
 
@@ -10,7 +10,7 @@ from ..calls import Call, Row
 async def health(call: Call) -> Response:
     """Answer for a sandbox that runs; otherwise the proxy's error (502)."""
     await call.facts_of_port()
-    return PlainTextResponse("OK")
+    return JSONResponse("OK")
 
 
 ROWS = (Row(method="GET", path="/health", handler=health),)
