@@ -65,9 +65,12 @@ def spelled(seconds: object) -> object:
 
 
 def owner(sandbox: Found) -> str | None:
-    """Return the key and database of the service that opened a sandbox; None for the user's own."""
+    """Return the key and database of the service that opened a sandbox, and its labels; None for the user's own."""
     about = sandbox.entry.get("owner")
-    return f"{about.get('key')} of {about.get('service')}" if isinstance(about, Mapping) else None
+    if not isinstance(about, Mapping):
+        return None
+    labels = f" ({about['labels']})" if about.get("labels") else ""
+    return f"{about.get('key')} of {about.get('service')}{labels}"
 
 
 def secrets_of(sandbox: Found) -> str | None:

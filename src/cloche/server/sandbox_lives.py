@@ -74,14 +74,11 @@ class Lives:
     ) -> Mapping[str, Any]:  # fmt: skip
         """Do one of the keeper's operations `pause`, `resume`, `lifetime` and `info`, and return the facts after it.
 
-        `held` is this worker's attachment, which one without a keeper needs. The row has the facts then. Raises
-        OutcomeUnknown, InvalidRequest.
+        `held` is this worker's attachment, if it has one. The row has the facts then. Raises OutcomeUnknown,
+        InvalidRequest.
         """
         async with self._turns.setdefault(facts.id, asyncio.Lock()):
-            if held is not None and held.is_held:
-                info: Mapping[str, Any] = await change_held(held, op, **order)
-            else:
-                info = await asyncio.to_thread(_visit, facts.name, op, order)
+            info = await ask(facts.name, op, held, **order)
             await self._note(facts.id, info)
         self._note_pause(facts.id, is_paused=bool(info.get("is_paused")))
         return info
@@ -116,6 +113,22 @@ class Lives:
             if facts is not None and not is_same(facts, *values_of(info, time.time())):
                 with contextlib.suppress(OutcomeUnknown, InvalidRequest):
                     await self.change(facts, "info")  # asked again, as it may have changed meanwhile
+
+
+async def ask(name: str, op: str, held: Attachment | None, **order: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
+    """Have a sandbox do an operation on its life: by the attachment to it, or by a visit to its keeper.
+
+    Raises OutcomeUnknown, InvalidRequest.
+    """
+    if held is not None and held.is_held:
+        return await change_held(held, op, **order)
+    if held is None or held.is_lost:
+        return await asyncio.to_thread(_visit, name, op, order)
+    try:
+        async with asyncio.timeout(CHANGE_S):
+            return await held.live.ask(op, **order)
+    except TimeoutError as error:
+        raise OutcomeUnknown(f"the keeper of sandbox {name!r} does not answer") from error
 
 
 def _visit(name: str, op: str, order: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Sandboxes:
                 if is_held:
                     sandbox = await open_held(options, files, terms)
                 else:
-                    sandbox = await self._open_kept(sandbox_id, api_key, terms, options, files)
+                    sandbox = await self._open_kept(sandbox_id, api_key, terms, options, files, document)
         except BaseException:
             await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
             raise
@@ -155,14 +155,14 @@ class Sandboxes:
 
     async def _open_kept(
         self, sandbox_id: str, api_key: str | None, terms: Terms, options: Mapping[str, Any],
-        files: Mapping[str, bytes | InputFile] | None,
+        files: Mapping[str, bytes | InputFile] | None, document: Mapping[str, Any],
     ) -> AsyncSandbox:  # fmt: skip
         """Open a sandbox and hand it over to a keeper. Raises ClocheError."""
         making = partial(
             AsyncSandbox, name=sandbox_name(sandbox_id), keep=KEPT_S, lifetime=max(LEAST_S, terms.lifetime_s),
             idle=terms.idle_s, at_end=terms.at_end, files=files, **options,
         )  # fmt: skip
-        with self._owning(sandbox_id, api_key):
+        with self._owning(sandbox_id, api_key, document.get("labels")):
             sandbox = await asyncio.to_thread(making)
             await sandbox.__aenter__()
         return sandbox
@@ -173,13 +173,13 @@ class Sandboxes:
         self._spares.prepare(await asyncio.to_thread(lambda: prepare(**own)))
 
     async def _take_back(self, sandbox_id: str, *, is_held: bool) -> None:
-        """End a sandbox whose opening could not be recorded; a held one leaves no row."""
+        """End a sandbox whose opening could not be finished, or recorded. It leaves no row."""
         if is_held:
             await self._end_held(sandbox_id)
-            await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
         else:
             await asyncio.to_thread(keepers.end, sandbox_name(sandbox_id))
             await self._let_go(sandbox_id)
+        await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
 
     async def _attend(self, attachment: Attachment, project: str, terms: Terms) -> None:
         """End a held sandbox when its time is over, and record it."""
@@ -218,9 +218,12 @@ class Sandboxes:
             raise
         await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=document))
 
-    def _owning(self, sandbox_id: str, api_key: str | None) -> AbstractContextManager[None]:
+    def _owning(
+        self, sandbox_id: str, api_key: str | None, labels: Mapping[str, str] | None = None
+    ) -> AbstractContextManager[None]:
         """Store the owner in the keepers' registry, for the sandbox that the body opens."""
         about = {"service": self._database.name, "sandbox": sandbox_id, "key": api_key or BROWSER}
+        about |= {"labels": ", ".join(f"{name}={value}" for name, value in labels.items())} if labels else {}
         return owned_by(Owner(about=about, absent_s=self._keep_s))
 
     async def look(self, sandbox_id: str, project: str) -> SandboxFacts:
@@ -332,10 +335,8 @@ class Sandboxes:
 
     async def change_life(self, facts: SandboxFacts, op: str, **order: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
         """Change the life of a sandbox without attaching to it. Raises Refused (409) if it has ended, ClocheError."""
-        task = self._open.get(facts.id)
-        held = await asyncio.shield(task) if facts.is_held_by_worker and task is not None else None
         try:
-            return await self.lives.change(facts, op, held, **order)
+            return await self.lives.change(facts, op, self._attachment_of(facts.id), **order)
         except (InvalidRequest, OutcomeUnknown) as error:
             if await self._has_ended(facts):
                 raise _ended(facts) from error
@@ -345,10 +346,14 @@ class Sandboxes:
         """Tell whether a sandbox has not ended, and is not being ended, by this worker's knowledge or its name's."""
         if facts.status == ENDED or facts.id in self._ending:
             return False
-        task = self._open.get(facts.id)
-        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
-            return not task.result().is_lost
+        if (attachment := self._attachment_of(facts.id)) is not None:
+            return not attachment.is_lost
         return facts.is_held_by_worker or await asyncio.to_thread(keepers.is_there, facts.name)
+
+    def _attachment_of(self, sandbox_id: str) -> Attachment | None:
+        task = self._open.get(sandbox_id)
+        is_open = task is not None and task.done() and not task.cancelled() and task.exception() is None
+        return task.result() if task is not None and is_open else None
 
     def _follow(self, attachment: Attachment, facts: SandboxFacts) -> None:
         """Follow the life of a sandbox with a keeper while this worker is attached to it."""
