@@ -188,6 +188,7 @@ class Watch(_Closing):
             yield change
 
     next = _method(AsyncWatch.next, "_watch")
+    so_far = _method(AsyncWatch.so_far, "_watch")
     close = _method(AsyncWatch.close, "_watch")
 
 

@@ -169,12 +169,14 @@ class LiveFiles(OffersFunctions):
         )
         return data
 
-    async def read_stream(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncIterator[bytes]:
+    async def read_stream(
+        self, path: str, *, offset: int = 0, count: int | None = None, by: FileRights = OWN_RIGHTS
+    ) -> AsyncIterator[bytes]:
         """Yield a file piece by piece at the reader's pace; close the iterator to stop earlier."""
         offset, count = _natural("offset", offset), _count(count)
         async with (
             self._outgoing_turns,
-            self._operation("read", path, timeout_s=None, offset=offset, count=count) as operation,
+            self._operation("read", path, timeout_s=None, offset=offset, count=count, **_rights(by)) as operation,
         ):
             while piece := await operation.read():
                 yield piece

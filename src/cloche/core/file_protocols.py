@@ -118,7 +118,9 @@ class SupportsFileStreams(Protocol):
     `write_path` and `unpack_path` take an iterator, and read from it only as fast as the sandbox writes.
     """
 
-    def read_stream(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncIterator[bytes]:
+    def read_stream(
+        self, path: str, *, offset: int = 0, count: int | None = None, by: FileRights = OWN_RIGHTS
+    ) -> AsyncIterator[bytes]:
         """Yield a file, or a part of it."""
         ...
 

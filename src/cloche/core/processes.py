@@ -140,6 +140,17 @@ class FilePart:
     count: int | None = None
 
 
+def part_of(info: FileInfo, byte_range: ByteRange | None) -> FilePart:
+    """Return the part of a file that a range names."""
+    first, last = byte_range or (None, None)
+    offset, count = 0, None
+    if info.size and first is not None:
+        offset, count = first, max(0, min(info.size if last is None else last + 1, info.size) - first)
+    elif info.size and last is not None:
+        offset, count = max(0, info.size - last), min(info.size, last)
+    return FilePart(path=info.path, size=info.size, mtime=info.mtime, offset=offset, count=count)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
     """Count the regular files that were copied in or out, their bytes, and the entries left out."""

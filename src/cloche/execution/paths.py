@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import posixpath
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from os import PathLike
 from types import TracebackType
@@ -20,7 +20,7 @@ from cloche.core.errors import (
 )
 from cloche.core.file_protocols import OpenWatch
 from cloche.core.limits import MIB, format_size
-from cloche.core.processes import FileChange, FileInfo, Transfer
+from cloche.core.processes import OWN_RIGHTS, FileChange, FileInfo, FileRights, Transfer
 from cloche.core.protocols import OpenLiveSandbox
 
 from .live import LiveOperations, in_time
@@ -57,7 +57,7 @@ class AsyncWatch:
     """
 
     def __init__(self, changes: OpenWatch, stack: AsyncExitStack) -> None:
-        self._changes, self._stack = aiter(changes), stack
+        self._watch, self._changes, self._stack = changes, aiter(changes), stack
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,6 +74,13 @@ class AsyncWatch:
         """Wait for the next change and return it; None after the last one."""
         return await anext(self._changes, None)
 
+    async def so_far(self) -> tuple[FileChange, ...]:
+        """Return the changes that were made until now and not returned yet, without waiting for others.
+
+        For a program that asks now and then: what was done before the call is in the answer. Not beside `next`.
+        """
+        return tuple(await self._watch.so_far())
+
     async def close(self) -> None:
         """Stop watching."""
         await self._stack.aclose()
@@ -85,6 +92,9 @@ class PathOperations(LiveOperations):
     In a live sandbox a path may be any that its user can access; relative paths begin in /workspace. In any other
     sandbox only `read_file`, `write_file` and `list_files` are available, and paths lie below /workspace. All raise
     SandboxFileError.
+
+    `user` does it with another user's rights, such as root's, in a live sandbox with several; what is created is that
+    user's.
 
     `timeout` limits a whole call, in seconds or as text such as `500ms`; then it raises SandboxFileError of kind
     `timeout`. In a live sandbox no call takes longer than the sandbox's own time-out, which `upload` and `download`
@@ -98,6 +108,7 @@ class PathOperations(LiveOperations):
         max_bytes: int = READ_BYTES,
         offset: int = 0,
         count: int | None = None,
+        user: str | None = None,
         timeout: Timeout = None,
     ) -> bytes:
         """Return the content of a file, or, in a live sandbox, at most `count` bytes of it from `offset` on.
@@ -105,27 +116,37 @@ class PathOperations(LiveOperations):
         Raises SandboxFileError, also for more than `max_bytes`.
         """
         async with file_time(path, timeout):
-            if not offset and count is None:
+            if not offset and count is None and user is None:
                 return await self._require_open().read_file(path, max_bytes=max_bytes)
             _check_range(offset, count)
-            live = self._require_live("read_file with offset or count")
-            return await live.read_path(path, max_bytes=max_bytes, offset=offset, count=count)
+            live = self._require_live("read_file with offset, count or user")
+            return await live.read_path(path, max_bytes=max_bytes, offset=offset, count=count, by=rights(user))
 
     async def write_file(
-        self, path: str, data: bytes | str, *, mode: int | None = None, timeout: Timeout = None
+        self,
+        path: str,
+        data: bytes | str,
+        *,
+        mode: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: Timeout = None,
     ) -> None:
-        """Create or replace a file and its parent folders; text is written as UTF-8. `mode` needs a live sandbox.
+        """Create or replace a file and its parent folders; text is written as UTF-8.
 
-        Raises SandboxFileError; in a sandbox that is not live, InvalidRequest for a path outside of the workspace or of
-        a program file.
+        `mode`, `metadata` and `user` need a live sandbox. `metadata` are keys and values in printable ASCII, 4096 bytes
+        in all, which are stored with the file and replace those that it had; `stat` returns them. Raises
+        SandboxFileError, of kind `unsupported` where the file system keeps no metadata; in a sandbox that is not live,
+        InvalidRequest for a path outside of the workspace or of a program file.
         """
         async with file_time(path, timeout):
-            if mode is None:
+            if mode is None and metadata is None and user is None:
                 await self._require_open().write_file(path, _content(data))
                 return
-            if not 0 <= mode <= MOST_MODE:
+            if mode is not None and not 0 <= mode <= MOST_MODE:
                 raise InvalidRequest(f"mode: {mode!r} is not valid; give permission bits such as 0o755")
-            await self._require_live("write_file with a mode").write_path(path, _content(data), mode=mode)
+            live = self._require_live("write_file with mode, metadata or user")
+            await live.write_path(path, _content(data), mode=mode, metadata=metadata, by=rights(user))
 
     async def append_file(self, path: str, data: bytes | str, *, timeout: Timeout = None) -> None:
         """Append to a file, which is created if missing."""
@@ -145,51 +166,79 @@ class PathOperations(LiveOperations):
             return tuple(await opened.list_files(path))
 
     async def list_dir(
-        self, path: str = ".", *, recursive: bool = False, timeout: Timeout = None
+        self,
+        path: str = ".",
+        *,
+        recursive: bool = False,
+        depth: int | None = None,
+        user: str | None = None,
+        timeout: Timeout = None,
     ) -> tuple[FileInfo, ...]:
         """Return the entries of a folder, sorted by name; with `recursive` all entries below, with paths relative to
-        the folder.
+        the folder, or with a `depth` those of so many levels.
         """
+        if depth is not None and (isinstance(depth, bool) or depth < 1):
+            raise InvalidRequest(f"depth: {depth!r} is not valid; give a number of levels, 1 for the folder alone")
         async with file_time(path, timeout):
-            return tuple(await self._require_live("list_dir").list_path(path, recursive=recursive))
+            live = self._require_live("list_dir")
+            return tuple(await live.list_path(path, recursive=recursive, depth=depth, by=rights(user)))
 
-    async def stat(self, path: str, *, timeout: Timeout = None) -> FileInfo:
+    async def stat(self, path: str, *, user: str | None = None, timeout: Timeout = None) -> FileInfo:
         """Return the facts of a path, without following a link."""
         async with file_time(path, timeout):
-            return await self._require_live("stat").stat_path(path)
+            return await self._require_live("stat").stat_path(path, by=rights(user))
 
-    async def exists(self, path: str, *, timeout: Timeout = None) -> bool:
+    async def exists(self, path: str, *, user: str | None = None, timeout: Timeout = None) -> bool:
         """Tell whether a path exists; a dangling link does."""
         try:
-            await self.stat(path, timeout=timeout)
+            await self.stat(path, user=user, timeout=timeout)
         except SandboxFileNotFound:
             return False
         return True
 
-    async def make_dir(self, path: str, *, parents: bool = True, timeout: Timeout = None) -> None:
+    async def make_dir(
+        self, path: str, *, parents: bool = True, user: str | None = None, timeout: Timeout = None
+    ) -> None:
         """Create a folder and its parents; an existing folder is no error. Without `parents`, it is."""
         async with file_time(path, timeout):
-            await self._require_live("make_dir").make_folder(path, parents=parents)
+            await self._require_live("make_dir").make_folder(path, parents=parents, by=rights(user))
 
-    async def move(self, path: str, target: str, *, replace: bool = False, timeout: Timeout = None) -> None:
+    async def move(
+        self, path: str, target: str, *, replace: bool = False, user: str | None = None, timeout: Timeout = None
+    ) -> None:
         """Rename a file or folder. Raises SandboxFileExists if the target exists, unless `replace`."""
         async with file_time(path, timeout):
-            await self._require_live("move").move_path(path, target, replaces=replace)
+            await self._require_live("move").move_path(path, target, replaces=replace, by=rights(user))
 
-    async def remove(self, path: str, *, recursive: bool = False, timeout: Timeout = None) -> None:
+    async def remove(
+        self, path: str, *, recursive: bool = False, user: str | None = None, timeout: Timeout = None
+    ) -> None:
         """Remove a file, a link, or an empty folder; with `recursive` a folder with its contents."""
         async with file_time(path, timeout):
-            await self._require_live("remove").remove_path(path, recursive=recursive)
+            await self._require_live("remove").remove_path(path, recursive=recursive, by=rights(user))
 
-    async def watch(self, path: str = ".", *, recursive: bool = False, timeout: Timeout = None) -> AsyncWatch:
+    async def watch(
+        self,
+        path: str = ".",
+        *,
+        recursive: bool = False,
+        exact: bool = False,
+        entries: bool = False,
+        user: str | None = None,
+        timeout: Timeout = None,
+    ) -> AsyncWatch:
         """Watch a folder or file for changes from now on; with `recursive` also everything below.
 
-        `timeout` limits the time until the watch is set up.
+        With `exact` content (`written`) and mode, owner and metadata (`attributes`) are told apart, and a change has
+        the file's facts in `entry` if it was asked for `entries`. `timeout` limits the time until the watch is set up.
         """
+        if entries and not exact:
+            raise InvalidRequest("entries: only an exact watch has them; give exact=True")
         live = self._require_live("watch")
         async with AsyncExitStack() as on_failure:
             async with file_time(path, timeout):
-                changes = await on_failure.enter_async_context(live.watch_path(path, recursive=recursive))
+                begun = live.watch_path(path, recursive=recursive, is_exact=exact, describes=entries, by=rights(user))
+                changes = await on_failure.enter_async_context(begun)
             return AsyncWatch(changes, on_failure.pop_all())
 
     async def upload(
@@ -299,6 +348,11 @@ async def _pieces(archive: BinaryIO) -> AsyncIterator[bytes]:
     archive.seek(0)
     while piece := await asyncio.to_thread(archive.read, PIECE_BYTES):
         yield piece
+
+
+def rights(user: str | None) -> FileRights:
+    """Return the rights of a user by name, by default the sandbox's own."""
+    return OWN_RIGHTS if user is None else FileRights(user=user)
 
 
 def _content(data: bytes | str) -> bytes:

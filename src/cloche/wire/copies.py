@@ -18,9 +18,10 @@ from cloche import hostfs
 from cloche.core.loops import finish
 
 from . import sandbox_changes
+from .at_path import AtPath
 from .calls import OUT, Call, CallRequest
 from .sandbox_changes import MOST_SINCE, natural
-from .work import PIECE, AtPath, use_of
+from .work import PIECE, use_of
 
 MOST_BYTES, MOST_ENTRIES = 1 << 40, 1_000_000
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cloche.core.record import dataclass
 
-from . import copies, files, inputs, processes, questions, sandboxes, session_calls, sessions, work
+from . import at_path, copies, files, inputs, processes, questions, sandboxes, session_calls, sessions, work
 from .calls import Call, CallRequest, Nothing
 from .exec_options import OptionFields, WireModel
 
@@ -56,8 +56,8 @@ VERBS: Mapping[str, Verb] = {
     "code.exec": Verb("run", inputs.run_apart, work.WireExec, of=(), is_inside=False),
     "workspace.open": Verb("run", work.open_workspace, OptionFields, of=(), is_inside=False),
     "workspace.run": Verb("run", inputs.run_in_workspace, work.WorkspaceRun, of=IN_WORKSPACE, is_inside=False),
-    "workspace.read": Verb("read", work.read_in_workspace, work.WholeFile, of=IN_WORKSPACE, is_inside=False),
-    "workspace.write": Verb("run", work.write_in_workspace, work.AtPath, of=IN_WORKSPACE, is_inside=False),
+    "workspace.read": Verb("read", work.read_in_workspace, at_path.WholeFile, of=IN_WORKSPACE, is_inside=False),
+    "workspace.write": Verb("run", work.write_in_workspace, at_path.AtPath, of=IN_WORKSPACE, is_inside=False),
     "run": Verb("run", work.run, work.LiveRun),
     "exec": Verb("run", work.execute, processes.NewProcess),
     "process.start": Verb("run", work.start, work.StartedProcess),
@@ -79,20 +79,22 @@ VERBS: Mapping[str, Verb] = {
     "session.checkpoint": Verb("run", _called(sessions.checkpoint), sessions.Checkpoint, of=IN_SESSION),
     "session.rollback": Verb("run", _called(sessions.rollback), sessions.Checkpoint, of=IN_SESSION),
     "session.fork": Verb("run", session_calls.fork, sessions.Forks, of=IN_SESSION),
-    "session.readFile": Verb("read", work.read_of_session, work.WholeFile, of=IN_SESSION),
-    "session.writeFile": Verb("run", work.write_of_session, work.AtPath, of=IN_SESSION),
+    "session.readFile": Verb("read", work.read_of_session, at_path.WholeFile, of=IN_SESSION),
+    "session.writeFile": Verb("run", work.write_of_session, at_path.AtPath, of=IN_SESSION),
     "session.close": Verb("run", _called(sessions.close), of=IN_SESSION),
-    "file.stat": Verb("read", work.stat, work.AtPathInTime),
-    "file.list": Verb("read", work.list_folder, work.AtPathBelow),
-    "file.read": Verb("read", work.read, work.Part),
-    "file.write": Verb("run", work.write, work.NewContent),
+    "file.stat": Verb("read", work.stat, at_path.AtPathBy),
+    "file.list": Verb("read", work.list_folder, at_path.Listed),
+    "file.read": Verb("read", work.read, at_path.Part),
+    "file.write": Verb("run", work.write, at_path.NewContent),
     "file.makeFolder": Verb("run", _called(files.make_folder), files.NewFolder),
     "file.move": Verb("run", _called(files.move), files.Move),
-    "file.remove": Verb("run", work.remove, work.AtPathBelow),
-    "file.pack": Verb("read", work.pack, work.AtPath),
-    "file.unpack": Verb("run", work.unpack, work.AtPathInTime),
+    "file.remove": Verb("run", work.remove, at_path.AtPathBelow),
+    "file.compose": Verb("run", _called(files.compose), files.Sources),
+    "file.space": Verb("read", work.space),
+    "file.pack": Verb("read", work.pack, at_path.AtPath),
+    "file.unpack": Verb("run", work.unpack, at_path.AtPathInTime),
     "file.changes": Verb("run", copies.changes, copies.ChangesSince),
-    "file.watch": Verb("read", work.watch, work.AtPathBelow),
+    "file.watch": Verb("read", work.watch, at_path.Watched),
     "port.list": Verb("read", _called(sandboxes.ports)),
     "port.connect": Verb("run", work.connect, work.Port),
     "network.look": Verb("read", _called(sandboxes.network)),

@@ -8,10 +8,10 @@ import errno
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
-from typing import Annotated, Any, Literal
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from cloche import hostfs
 from cloche.core.errors import InvalidRequest
@@ -29,6 +29,7 @@ from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper.attach import find_kept
 
 from . import files, processes, sandboxes, sessions
+from .at_path import AtPathBelow, AtPathBy, Listed, NewContent, Part, Watched
 from .attachments import SharedProcess, encode_result, sandbox_name
 from .calls import ERR, IN, OUT, Call, CallRequest
 from .events import HEARTBEAT_S, ActiveRun
@@ -102,49 +103,6 @@ class Size(WireModel):
 
     rows: Cells
     columns: Cells
-
-
-class AtPath(WireModel):
-    """A path inside, in base64 if it is not UTF-8."""
-
-    path: files.GuestPath | None = None
-    path_base64: Annotated[str, StringConstraints(max_length=2 * files.MOST_PATH)] | None = None
-
-    def read(self) -> str:
-        """Return the path. Raises InvalidRequest."""
-        return files.read_path(self.path, self.path_base64)
-
-
-class AtPathInTime(AtPath):
-    """A path, and the time-out of the call."""
-
-    timeout: Amount | None = None
-
-
-class AtPathBelow(AtPathInTime):
-    """A path, and whether to include everything below it."""
-
-    recursive: bool = False
-
-
-class Part(AtPath):
-    """A file, or `count` bytes of it from `offset` on."""
-
-    offset: Annotated[int, Field(ge=0)] = 0
-    count: Annotated[int, Field(ge=0)] | None = None
-
-
-class NewContent(AtPathInTime):
-    """A file to write: replace it, append to it, or create a new one only."""
-
-    how: Literal["replace", "append", "new"] = "replace"
-    mode: Annotated[str, StringConstraints(pattern="^0?[0-7]{3}$")] | None = None
-
-
-class WholeFile(AtPath):
-    """A file to read as a whole, of at most `most` bytes."""
-
-    most: Annotated[int, Field(ge=0)] = MOST_FIELDS
 
 
 class Port(WireModel):
@@ -536,23 +494,32 @@ async def detach(_: Call, request: CallRequest) -> object:
 
 async def stat(_: Call, request: CallRequest) -> object:
     """Describe the file at a path."""
-    return await files.stat(use_of(request), request.fields.read(), request.fields.timeout)
+    fields: AtPathBy = request.fields
+    return await files.stat(use_of(request), fields.read(), fields.timeout, fields.rights())
 
 
 async def list_folder(_: Call, request: CallRequest) -> object:
     """List a folder."""
-    return await files.entries(use_of(request), request.fields.read(), request.fields.recursive, request.fields.timeout)
+    at: Listed = request.fields
+    return await files.entries(use_of(request), at.read(), at.recursive, at.timeout, at.depth, at.rights())
 
 
 async def remove(_: Call, request: CallRequest) -> object:
     """Remove the file at a path."""
-    return await files.remove(use_of(request), request.fields.read(), request.fields.recursive, request.fields.timeout)
+    at: AtPathBelow = request.fields
+    return await files.remove(use_of(request), at.read(), at.recursive, at.timeout, at.rights())
+
+
+async def space(_: Call, request: CallRequest) -> object:
+    """Tell how much the files take."""
+    return {"used": await use_of(request).held.live.disk_used()}
 
 
 async def read(call: Call, request: CallRequest) -> object:
     """Send a file, or a range of it."""
     file_range: Part = request.fields
-    pieces = use_of(request).held.live.read_stream(file_range.read(), offset=file_range.offset, count=file_range.count)
+    live, by = use_of(request).held.live, file_range.rights()
+    pieces = live.read_stream(file_range.read(), offset=file_range.offset, count=file_range.count, by=by)
     return await _sent(call, pieces)
 
 
@@ -575,8 +542,9 @@ async def write(call: Call, request: CallRequest) -> object:
     bits = None if new.mode is None else int(new.mode, 8)
     await use.service.record("sandbox", what="upload", path=path)
     async with file_time(path, new.timeout):
-        await use.held.live.write_path(path, call.content(), how=new.how, mode=bits)
-        return files.as_dict(await use.sandbox.stat(path))
+        options: dict[str, Any] = {"how": new.how, "mode": bits, "metadata": new.metadata}
+        written = await use.held.live.write_path(path, call.content(), by=new.rights(), **options)
+        return files.as_dict(await use.held.live.stat_path(written, by=new.rights()))
 
 
 async def unpack(call: Call, request: CallRequest) -> object:
@@ -590,11 +558,14 @@ async def unpack(call: Call, request: CallRequest) -> object:
 
 async def watch(call: Call, request: CallRequest) -> object:
     """Send changes as events, until the call is cancelled."""
-    fields: AtPathBelow = request.fields
-    watch = await use_of(request).sandbox.watch(fields.read(), recursive=fields.recursive, timeout=fields.timeout)
-    async with watch as changes:
-        await call.event("watching", {})
-        while (change := await changes.next()) is not None:
+    at: Watched = request.fields
+    options = {"recursive": at.recursive, "is_exact": at.is_exact, "describes": at.describes}
+    async with AsyncExitStack() as stack:
+        async with file_time(at.read(), at.timeout):
+            live: Any = use_of(request).held.live
+            watch = await stack.enter_async_context(live.watch_path(at.read(), by=at.rights(), **options))
+        await call.event("watching", {"isDirectory": watch.is_directory, **files.named(watch.folder, "folder")})
+        async for change in watch:
             await call.event("change", files.change_as_dict(change))
     return {}
 

@@ -14,17 +14,24 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from contextlib import asynccontextmanager
 from typing import Any
 
-from cloche.core.errors import InvalidRequest, SandboxFileError, SandboxFileTooLarge
+from cloche.core.errors import (
+    BackendUnavailable,
+    ClocheError,
+    InvalidRequest,
+    SandboxFileError,
+    SandboxFileNotFound,
+    SandboxFileTooLarge,
+)
 from cloche.core.languages import is_program_file
 from cloche.core.loops import finish
-from cloche.core.processes import FileChange, FileInfo
+from cloche.core.processes import OWN_RIGHTS, ByteRange, FileChange, FileInfo, FilePart, FileRights, part_of
 from cloche.core.remote import RemoteAccount
 from cloche.core.request import InputFile
 from cloche.core.result import FileRecord, SaveFiles
 
 from ..archive import Spool, pack
 from ..file_answers import CHANGES
-from ..live_files import FILE_S
+from ..live_files import FILE_S, check_metadata
 from ..live_streams import ByteStream
 from ..remote.failures import Failure, remote_error
 from .calls import SandboxCalls
@@ -48,13 +55,15 @@ class RemoteFiles(SandboxCalls):
         """Return a file's content."""
         return await self.read_path(path, max_bytes=max_bytes)
 
-    async def read_path(self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None) -> bytes:
+    async def read_path(
+        self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None, by: FileRights = OWN_RIGHTS
+    ) -> bytes:
         """Return a file's content or a part of it. Raises SandboxFileTooLarge."""
         pieces: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(FILE_S):
-                async for piece in self.read_stream(path, offset=offset, count=count):
+                async for piece in self.read_stream(path, offset=offset, count=count, by=by):
                     size += len(piece)
                     if size > max_bytes:
                         raise SandboxFileTooLarge(
@@ -65,17 +74,33 @@ class RemoteFiles(SandboxCalls):
             raise SandboxFileError(f"{path}: not finished within {FILE_S:g} s", path=path, kind="timeout") from error
         return b"".join(pieces)
 
-    async def read_stream(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncIterator[bytes]:
+    async def read_stream(
+        self, path: str, *, offset: int = 0, count: int | None = None, by: FileRights = OWN_RIGHTS
+    ) -> AsyncIterator[bytes]:
         """Yield a file's content in pieces; close the iterator to stop earlier."""
-        async with contextlib.aclosing(self._pieces(path, offset=offset, count=count)) as pieces:
+        async with contextlib.aclosing(self._pieces(path, offset=offset, count=count, by=by)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    def _pieces(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncGenerator[bytes]:
-        fields = {**path_fields(path), "offset": _natural("offset", offset)}
+    def _pieces(
+        self, path: str, *, offset: int = 0, count: int | None = None, by: FileRights = OWN_RIGHTS
+    ) -> AsyncGenerator[bytes]:
+        fields = {**path_fields(path), **_rights(by), "offset": _natural("offset", offset)}
         if count is not None:
             fields["count"] = _natural("count", count)
         return self._content("file.read", path, fields)
+
+    @asynccontextmanager
+    async def reading(
+        self, path: str, *, byte_range: ByteRange | None = None, by: FileRights = OWN_RIGHTS
+    ) -> AsyncIterator[tuple[FilePart, AsyncIterator[bytes]]]:
+        """Yield the facts of a file, or of a range of it, and its content piece by piece."""
+        info = await self.stat_path(path, by=by)
+        if info.type == "link" and info.real:
+            info = await self.stat_path(info.real, by=by)
+        part = part_of(info, byte_range)
+        async with contextlib.aclosing(self._pieces(path, offset=part.offset, count=part.count, by=by)) as pieces:
+            yield part, pieces
 
     async def pack_path(self, path: str, take: Callable[[bytes], None]) -> int:
         """Pass a folder as a tar archive to `take`; return the number of files left out."""
@@ -211,18 +236,29 @@ class RemoteFiles(SandboxCalls):
         for file in files:
             await self.write_path(file.path, file.data, mode=file.mode)
 
-    async def write_path(self, path: str, data: Content, *, how: str = "replace", mode: int | None = None) -> None:
-        """Write a file. An iterator is consumed only as fast as the sandbox writes."""
-        fields: dict[str, Any] = {**path_fields(path), "how": how}
+    async def write_path(
+        self,
+        path: str,
+        data: Content,
+        *,
+        how: str = "replace",
+        mode: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        by: FileRights = OWN_RIGHTS,
+    ) -> str:
+        """Write a file, and return its path. An iterator is consumed only as fast as the sandbox writes."""
+        fields: dict[str, Any] = {**path_fields(path), **_rights(by), "how": how}
         if mode is not None:
             fields["mode"] = mode_field(mode)
-        await self._send("file.write", path, fields, data)
+        if metadata is not None:
+            fields["metadata"] = check_metadata(metadata)
+        return _name(await self._send("file.write", path, fields, data), "path") or path
 
     async def unpack_path(self, path: str, archive: Content) -> None:
         """Unpack a tar archive into a folder."""
         await self._send("file.unpack", path, path_fields(path), archive)
 
-    async def _send(self, verb: str, path: str, fields: Mapping[str, Any], data: Content) -> None:
+    async def _send(self, verb: str, path: str, fields: Mapping[str, Any], data: Content) -> Mapping[str, Any]:
         call = await begin(self.account, verb, {"sandbox": self.id, **fields})
         try:
             if isinstance(data, bytes | bytearray | memoryview):
@@ -233,7 +269,9 @@ class RemoteFiles(SandboxCalls):
                     if not await call.send(IN, piece):
                         break
             call.end(IN)
-            await outcome(call, self.account, "a file was written", timeout_s=FILE_S, path=path, where=self.where())
+            return await outcome(
+                call, self.account, "a file was written", timeout_s=FILE_S, path=path, where=self.where()
+            )
         except TimeoutError as error:
             raise SandboxFileError(f"{path}: not finished within {FILE_S:g} s", path=path, kind="timeout") from error
         finally:
@@ -241,13 +279,17 @@ class RemoteFiles(SandboxCalls):
 
     # The rest.
 
-    async def stat_path(self, path: str) -> FileInfo:
+    async def stat_path(self, path: str, *, by: FileRights = OWN_RIGHTS) -> FileInfo:
         """Describe the entry at a path."""
-        return self._info(await self.ask_inside("file.stat", path_fields(path), path=path))
+        return self._info(await self.ask_inside("file.stat", {**path_fields(path), **_rights(by)}, path=path))
 
-    async def list_path(self, path: str, *, recursive: bool = False) -> Sequence[FileInfo]:
+    async def list_path(
+        self, path: str, *, recursive: bool = False, depth: int | None = None, by: FileRights = OWN_RIGHTS
+    ) -> Sequence[FileInfo]:
         """Describe the entries of a folder."""
-        answer = await self.ask_inside("file.list", {**path_fields(path), "recursive": recursive}, path=path)
+        levels = {} if depth is None else {"depth": depth}
+        fields = {**path_fields(path), **_rights(by), **levels, "recursive": recursive}
+        answer = await self.ask_inside("file.list", fields, path=path)
         rows = answer.get("items")
         if answer.get("isPartial") is True:
             raise SandboxFileTooLarge(f"{path}: it has more entries than a service lists", path=path, kind="too_large")
@@ -260,25 +302,58 @@ class RemoteFiles(SandboxCalls):
         paths = (f"{prefix}{row.name}" for row in rows if row.type == "file")
         return tuple(file_path for file_path in paths if not is_program_file(file_path))
 
-    async def make_folder(self, path: str, *, parents: bool = True) -> None:
-        """Make a folder."""
-        await self.ask_inside("file.makeFolder", {**_text(path, "path"), "parents": parents}, path=path)
+    async def make_folder(
+        self, path: str, *, parents: bool = True, is_new: bool = False, by: FileRights = OWN_RIGHTS
+    ) -> FileInfo:
+        """Make a folder, and describe it."""
+        new = {"isNew": True} if is_new else {}
+        fields = {**_text(path, "path"), **_rights(by), **new, "parents": parents}
+        return self._info(await self.ask_inside("file.makeFolder", fields, path=path))
 
-    async def move_path(self, path: str, target: str, *, replaces: bool = False) -> None:
-        """Rename a file or a folder."""
-        fields = {**_text(path, "path"), **_text(target, "target"), "replace": replaces}
-        await self.ask_inside("file.move", fields, path=path)
+    async def move_path(
+        self, path: str, target: str, *, replaces: bool = False, parents: bool = False, by: FileRights = OWN_RIGHTS
+    ) -> FileInfo:
+        """Rename a file or a folder, and describe it."""
+        above = {"parents": True} if parents else {}
+        ends = {**_text(path, "path"), **_text(target, "target")}
+        fields = {**ends, **_rights(by), **above, "replace": replaces}
+        return self._info(await self.ask_inside("file.move", fields, path=path))
 
-    async def remove_path(self, path: str, *, recursive: bool = False) -> None:
+    async def remove_path(
+        self, path: str, *, recursive: bool = False, may_be_gone: bool = False, by: FileRights = OWN_RIGHTS
+    ) -> None:
         """Remove a file or a folder."""
-        await self.ask_inside("file.remove", {**path_fields(path), "recursive": recursive}, path=path)
+        fields = {**path_fields(path), **_rights(by), "recursive": recursive}
+        with contextlib.suppress(*([SandboxFileNotFound] if may_be_gone else [])):
+            await self.ask_inside("file.remove", fields, path=path)
+
+    async def compose_path(self, path: str, sources: Sequence[str], *, by: FileRights = OWN_RIGHTS) -> str:
+        """Write the contents of files as one, remove them, and return its path."""
+        named = [_text(source, "sources")["sources"] for source in sources]
+        fields = {**_text(path, "path"), **_rights(by), "sources": named}
+        return _name(await self.ask_inside("file.compose", fields, path=path), "path") or path
+
+    async def disk_used(self) -> int:
+        """Return how many bytes the files take."""
+        used = (await self.ask_inside("file.space", {}, path="/")).get("used")
+        return used if isinstance(used, int) else 0
 
     @asynccontextmanager
-    async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[RemoteWatch]:
+    async def watch_path(
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        is_exact: bool = False,
+        describes: bool = False,
+        by: FileRights = OWN_RIGHTS,
+    ) -> AsyncIterator[RemoteWatch]:
         """Watch a folder or a file."""
-        watch = RemoteWatch(self.account, path)
+        watch = RemoteWatch(self.account, path, self._info)
+        more = {"isExact": is_exact, "describes": describes} if is_exact else {}
         call = await begin(
-            self.account, "file.watch", {"sandbox": self.id, **path_fields(path), "recursive": recursive},
+            self.account, "file.watch",
+            {"sandbox": self.id, **path_fields(path), **_rights(by), **more, "recursive": recursive},
             on_event=watch.take,
         )  # fmt: skip
         watch.follow(call)
@@ -294,7 +369,10 @@ class RemoteFiles(SandboxCalls):
             return FileInfo(
                 name=_name(row, "name"), type=_type(row["type"]) or "other", size=int(row["size"]),
                 mode=int(row["mode"], 8) & 0o7777, mtime=float(row["mtime"]), uid=int(row["uid"]), gid=int(row["gid"]),
-                target=_name(row, "target"), leads_to=_type(row.get("leadsTo")),
+                target=_name(row, "target"), leads_to=_type(row.get("leadsTo")), owner=str(row.get("owner", "")),
+                group=str(row.get("group", "")), path=_name(row, "path"), real=_name(row, "real"),
+                target_mode=int(row.get("targetMode", "0"), 8) & 0o7777,
+                metadata={str(key): str(value) for key, value in (row.get("metadata") or {}).items()},
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise remote_error(
@@ -305,8 +383,9 @@ class RemoteFiles(SandboxCalls):
 class RemoteWatch:
     """Iterate over changes. If they are not read, the service waits, and further changes are reported as `lost`."""
 
-    def __init__(self, account: RemoteAccount, path: str):
-        self._account, self._path = account, path
+    def __init__(self, account: RemoteAccount, path: str, info: Callable[[Any], FileInfo]):
+        self._account, self._path, self._info = account, path, info
+        self.is_directory, self.folder = True, path  # as a service says it that knows
         self._changes: deque[tuple[FileChange, int]] = deque()
         self._more = asyncio.Event()
         self._has_begun = self._is_over = False
@@ -321,12 +400,31 @@ class RemoteWatch:
         """Queue an event; its credit is granted when it is read."""
         size = self._call.event_size if self._call is not None else 0
         if name == "change":
-            self._changes.append((_change(data), size))
+            self._changes.append((self._change(data), size))
         else:
             self._has_begun = self._has_begun or name == "watching"
+            self.is_directory = data.get("isDirectory") is not False
+            self.folder = _name(data, "folder") or self.folder
             if self._call is not None:
                 self._call.grant(JSON, size)
         self._more.set()
+
+    def _change(self, row: Mapping[str, Any]) -> FileChange:
+        """Return a change; a malformed one counts as `lost`."""
+        try:
+            if row["kind"] not in CHANGES:
+                raise ValueError
+            entry = row.get("entry")
+            return FileChange(
+                kind=row["kind"], path=_name(row, "path"), target=_name(row, "target"),
+                is_directory=row.get("isDirectory") is True, entry=None if entry is None else self._info(entry),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, ClocheError):
+            return FileChange(kind="lost", path="")
+
+    async def so_far(self) -> Sequence[FileChange]:
+        """Raise BackendUnavailable: a service tells changes as they come."""
+        raise BackendUnavailable("watch: a service does not say which changes there are so far; iterate over them")
 
     async def begin(self) -> None:
         """Wait until the watch has started. Raises SandboxFileError."""
@@ -390,6 +488,11 @@ def _natural(name: str, value: int) -> int:
     return value
 
 
+def _rights(by: FileRights) -> dict[str, Any]:
+    fields = {"user": by.user, "owner": by.owner, "atHome": by.at_home}
+    return {name: value for name, value in fields.items() if value}
+
+
 def _text(path: str, name: str) -> dict[str, str]:
     fields = path_fields(path)
     if "path" not in fields:
@@ -409,16 +512,3 @@ def _name(row: Mapping[str, Any], key: str) -> str:
 
 def _type(value: object) -> Any:  # noqa: ANN401 - one of FileType, or None
     return value if value in ("file", "directory", "link", "other") else None
-
-
-def _change(row: Mapping[str, Any]) -> FileChange:
-    """Return a change; a malformed one counts as `lost`."""
-    try:
-        if row["kind"] not in CHANGES:
-            raise ValueError
-        return FileChange(
-            kind=row["kind"], path=_name(row, "path"), target=_name(row, "target"),
-            is_directory=row.get("isDirectory") is True,
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError):
-        return FileChange(kind="lost", path="")

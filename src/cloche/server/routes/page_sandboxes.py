@@ -23,8 +23,8 @@ from cloche.core.escape import escape_name, utf8_safe
 from cloche.core.limits import format_size
 from cloche.core.processes import FileInfo
 from cloche.records.sandboxes import PAUSED, RUNNING
+from cloche.wire.at_path import read_path
 from cloche.wire.callers import Caller
-from cloche.wire.files import read_path
 from cloche.wire.sandboxes import NewSandbox
 from cloche.wire.uses import Use, using
 

@@ -16,9 +16,9 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.requests import ClientDisconnect
 
 from cloche.core.errors import ClocheError
-from cloche.execution.paths import AsyncWatch, file_time
+from cloche.execution.paths import AsyncWatch, file_time, rights
 from cloche.records.ids import new_id
-from cloche.wire import files
+from cloche.wire import at_path, files
 from cloche.wire.events import ActiveRun
 from cloche.wire.exec_options import Amount
 from cloche.wire.problems import Refused
@@ -45,32 +45,40 @@ ARCHIVE: dict[int | str, dict[str, Any]] = {
 
 
 async def _path(
-    path: Annotated[str | None, Query(max_length=files.MOST_PATH)] = None,
-    path_base64: Annotated[str | None, Query(alias="pathBase64", max_length=2 * files.MOST_PATH)] = None,
+    path: Annotated[str | None, Query(max_length=at_path.MOST_PATH)] = None,
+    path_base64: Annotated[str | None, Query(alias="pathBase64", max_length=2 * at_path.MOST_PATH)] = None,
 ) -> str:
-    return files.read_path(path, path_base64)
+    return at_path.read_path(path, path_base64)
 
 
 Path = Annotated[str, Depends(_path)]
+User = Annotated[str | None, Query(max_length=256, description="Whose rights to use, in a sandbox with several users.")]
+Depth = Annotated[int | None, Query(ge=1, le=64, description="How many levels to list.")]
 Timeout = Annotated[Amount | None, Query(description="The time limit of the call: 2, or 500ms.")]
 
 
 @router.get("/files", responses=RESPONSES)
-async def entries(use: Reading, path: Path, recursive: bool = False, timeout: Timeout = None) -> Response:
-    """List a folder, and with `recursive` everything below it. Entries beyond 10,000 are left out."""
-    return Response(await files.entries(use, path, recursive, timeout), media_type="application/json")
+async def entries(
+    use: Reading, path: Path, recursive: bool = False, depth: Depth = None, user: User = None, timeout: Timeout = None
+) -> Response:
+    """List a folder, and with `recursive` or a `depth` what is below it. Entries beyond 10,000 are left out."""
+    return Response(
+        await files.entries(use, path, recursive, timeout, depth, rights(user)), media_type="application/json"
+    )
 
 
 @router.get("/files/stat", responses=RESPONSES)
-async def stat(use: Reading, path: Path, timeout: Timeout = None) -> dict[str, Any]:
+async def stat(use: Reading, path: Path, user: User = None, timeout: Timeout = None) -> dict[str, Any]:
     """Describe the file at a path. Links are not followed."""
-    return await files.stat(use, path, timeout)
+    return await files.stat(use, path, timeout, rights(user))
 
 
 @router.delete("/files", responses=RESPONSES)
-async def remove(use: Running, path: Path, recursive: bool = False, timeout: Timeout = None) -> dict[str, Any]:
+async def remove(
+    use: Running, path: Path, recursive: bool = False, user: User = None, timeout: Timeout = None
+) -> dict[str, Any]:
     """Remove a file, a link or an empty folder, with `recursive` a folder and everything in it."""
-    return await files.remove(use, path, recursive, timeout)
+    return await files.remove(use, path, recursive, timeout, rights(user))
 
 
 @router.post("/files/folder", status_code=201, responses=RESPONSES)
@@ -90,15 +98,16 @@ async def read(
     use: Reading,
     path: Path,
     range_: Annotated[str | None, Header(alias="Range", max_length=64)] = None,
+    user: User = None,
     timeout: Timeout = None,
 ) -> Response:
     """Return the content of a file, or the part that `Range` names. `timeout` applies until its first bytes."""
     async with file_time(path, timeout):
-        return await _read(use, path, range_)
+        return await _read(use, path, range_, user)
 
 
-async def _read(use: Use, path: str, range_: str | None) -> Response:
-    info = await use.sandbox.stat(path)
+async def _read(use: Use, path: str, range_: str | None, user: str | None) -> Response:
+    info = await use.sandbox.stat(path, user=user)
     size = info.size if info.type == "file" else 0  # files of /proc report 0, too, and are read to their end
     byte_range = _byte_range(range_, size) if size else None
     offset, count = byte_range or (0, size or None)
@@ -107,7 +116,7 @@ async def _read(use: Use, path: str, range_: str | None) -> Response:
         headers["Content-Length"] = str(count)
     if byte_range is not None:
         headers["Content-Range"] = f"bytes {offset}-{offset + (count or 0) - 1}/{size}"
-    pieces = use.held.live.read_stream(path, offset=offset, count=count)
+    pieces = use.held.live.read_stream(path, offset=offset, count=count, by=rights(user))
     return await _stream(pieces, 206 if byte_range else 200, "application/octet-stream", headers)
 
 
@@ -148,16 +157,29 @@ async def write(
     path: Path,
     append: bool = False,
     mode: Annotated[str | None, Query(pattern="^0?[0-7]{3}$")] = None,
+    user: User = None,
     timeout: Timeout = None,
 ) -> dict[str, Any]:
-    """Write the body to a file. Missing folders are created. An incomplete body replaces nothing."""
-    bits = None if mode is None else int(mode, 8)
-    how = "append" if append else "replace"
+    """Write the body to a file. Missing folders are created. An incomplete body replaces nothing.
+
+    Headers `X-Metadata-KEY` are stored with the file, in place of what was; without any, it keeps none.
+    """
+    options: dict[str, Any] = {
+        "mode": None if mode is None else int(mode, 8), "how": "append" if append else "replace", "by": rights(user),
+    }  # fmt: skip
+    metadata = _metadata(request)
     await use.service.record("sandbox", what="upload", path=path)
     async with file_time(path, timeout):
         with _uploading():
-            await use.held.live.write_path(path, _content(request), how=how, mode=bits)
-        return files.as_dict(await use.sandbox.stat(path))
+            await use.held.live.write_path(path, _content(request), metadata=metadata, **options)
+        return files.as_dict(await use.sandbox.stat(path, user=user))
+
+
+def _metadata(request: Request) -> dict[str, str] | None:
+    """Return the metadata in the headers; None for none."""
+    prefix = "x-metadata-"
+    found = {name.removeprefix(prefix): text for name, text in request.headers.items() if name.startswith(prefix)}
+    return found or None
 
 
 @router.get("/files/archive", responses={**RESPONSES, **ARCHIVE}, response_class=Response)
@@ -194,13 +216,22 @@ def _uploading() -> Iterator[None]:
 
 @router.get("/changes", responses={**RESPONSES, **EVENTS}, response_class=Response)
 async def changes(
-    use: Reading, service: TheService, path: Path, recursive: bool = False, timeout: Timeout = None
+    use: Reading,
+    service: TheService,
+    path: Path,
+    recursive: bool = False,
+    exact: bool = False,
+    entries: bool = False,
+    user: User = None,
+    timeout: Timeout = None,
 ) -> Response:
     """Watch a folder or file. Changes are sent as server-sent events until the client disconnects.
 
-    `timeout` applies until the watch has begun.
+    With `exact`, `written` and `attributes` are told apart; `entries` describes the files then. `timeout` applies until
+    the watch has begun.
     """
-    watch = await use.sandbox.watch(path, recursive=recursive, timeout=timeout)
+    options: dict[str, Any] = {"exact": exact, "entries": entries, "user": user}
+    watch = await use.sandbox.watch(path, recursive=recursive, timeout=timeout, **options)
     live = ActiveRun(id=new_id("call"), project=use.caller.project, size=0)
     live.task = asyncio.ensure_future(_tell(watch, live))
     service.sandboxes.note_stream(live.task)

@@ -16,8 +16,9 @@ from pydantic import ConfigDict, Field, StringConstraints
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.loops import finish
+from cloche.wire.at_path import MOST_PATH, MOST_ROWS, GuestPath, read_path
 from cloche.wire.exec_options import WireModel, decoded
-from cloche.wire.files import MOST_PATH, MOST_ROWS, GuestPath, named, read_path
+from cloche.wire.files import named
 from cloche.wire.problems import Refused
 from cloche.wire.sandbox_changes import MOST_SINCE, clock_ns, snapshot_of
 from cloche.wire.uses import Use
