@@ -26,6 +26,7 @@ from .run import read_files, read_pairs
 
 if TYPE_CHECKING:
     from cloche.config.options import SandboxOptions
+    from cloche.core.processes import FileInfo
 
 KEEP = "1h"
 STOP_S, ANSWER_S = 10.0, 15.0
@@ -231,10 +232,17 @@ def _logs(name: str, process: str) -> int:
 @argument("path", required=False, default="/workspace", metavar="PATH", help="A file or folder. Default: /workspace.")
 @option("--upload", metavar="SRC", help="Copy this file or folder of this machine to PATH.")
 @option("--download", metavar="DST", help="Copy PATH to this path on this machine.")
+@option("--depth", type=int, metavar="N", help="List N levels of folders. Default: 1.")
+@option("--user", metavar="NAME", help="List with the rights of this user, for example root.")
 @_call_timeout
 @json_option()
-def _files(name: str, path: str, upload: str | None, download: str | None, timeout: str | None, as_json: bool) -> int:
+def _files(
+    name: str, path: str, upload: str | None, download: str | None, depth: int | None, user: str | None,
+    timeout: str | None, as_json: bool,
+) -> int:  # fmt: skip
     """List a folder of a sandbox, or copy files in and out."""
+    if (upload or download) and (depth is not None or user is not None):
+        raise InvalidRequest("--depth and --user are for listing; leave them out")
     if upload and download:
         raise InvalidRequest("--upload and --download exclude each other; give one")
     from cloche.sync import Sandbox
@@ -245,12 +253,16 @@ def _files(name: str, path: str, upload: str | None, download: str | None, timeo
         elif download:
             sandbox.download(path, download, timeout=timeout)
         else:
-            rows = [
-                {"name": entry.name, "type": entry.type, "size": entry.size, "mode": f"{entry.mode:o}"}
-                for entry in sandbox.list_dir(path, timeout=timeout)
-            ]
-            show(rows, as_json=as_json)
+            entries = sandbox.list_dir(path, depth=depth, user=user, timeout=timeout)
+            show([_file_row(entry, as_json=as_json) for entry in entries], as_json=as_json)
     return 0
+
+
+def _file_row(entry: FileInfo, *, as_json: bool) -> dict[str, Any]:
+    """Return a row of a listing."""
+    more = {"group": entry.group, "metadata": dict(entry.metadata)} if as_json else {}
+    row = {"name": entry.name, "type": entry.type, "size": entry.size, "mode": f"{entry.mode:o}", "owner": entry.owner}
+    return {**row, **more}
 
 
 @sandboxes.command("snapshot")
