@@ -16,10 +16,11 @@ from cloche.core.record import replace
 from cloche.records.devenv import parse_manifest
 from cloche.server.problems import response_to
 from cloche.server.routes import approvals, devenv
+from cloche.wire.at_path import AtPath
 from cloche.wire.bodies import validated
 from cloche.wire.callers import Caller
 from cloche.wire.exec_options import ExecRequest, backend_for_image, check_fields, check_not_looser, needs_presence
-from cloche.wire.work import AtPath, WireExec
+from cloche.wire.work import WireExec
 
 RUNNER = Caller(project="default", scopes=("run",))
 ALIASES: dict[str, tuple[Any, Any]] = {
