@@ -62,6 +62,25 @@ def test_processes_stand_still_while_files_are_read(tmp_path: Path) -> None:
     assert -1 in values or values[0] - values[1] in (0, 1)
 
 
+def test_a_paused_sandbox_has_a_snapshot_and_stays_paused(tmp_path: Path) -> None:
+    """Nothing of it goes on meanwhile, or afterwards."""
+    with cloche.Sandbox(timeout=60) as sandbox:
+        sandbox.exec(shell="echo kept > /var/kept; (while :; do date +%s%N > /var/now; done) &")
+        sandbox.pause()
+        sandbox.snapshot(tmp_path / "first")
+        sandbox.snapshot(tmp_path / "second")
+        with pytest.raises(cloche.ClocheError, match="paused"):
+            sandbox.exec(["true"])
+        sandbox.resume()
+        assert sandbox.exec(["cat", "/var/kept"]).stdout == "kept\n"
+    assert _member(tmp_path / "first", "var/now") == _member(tmp_path / "second", "var/now")
+
+
+def _member(path: Path, name: str) -> bytes:
+    with tarfile.open(path) as archive:
+        return archive.extractfile(name).read()  # type: ignore[union-attr]
+
+
 def _archive(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:

@@ -145,7 +145,7 @@ class Server:
 
     def start(self, number: int, order: dict[str, Any]) -> Process:
         """Start a process whose channel has this number."""
-        self._check_may_start(is_hidden=bool(order.get("is_hidden")))
+        self._check_may_start(is_hidden=bool(order.get("is_hidden")), pauses=bool(order.get("pauses")))
         self.number += 1
         process = Process(self.loop, self.host, number, str(self.number), order, self)
         self.processes[process.id] = self.by_pid[process.pid] = process
@@ -155,8 +155,8 @@ class Server:
         self.note_pace()
         return process
 
-    def _check_may_start(self, *, is_hidden: bool = False) -> None:
-        if not self.pausing or self.is_held:
+    def _check_may_start(self, *, is_hidden: bool = False, pauses: bool = False) -> None:
+        if not pauses and (not self.pausing or self.is_held):  # what stops all others may also find them stopped
             self.lifetime.check_running()
         if self.is_stopping and not is_hidden:  # files are still to be read: what was done may have to be saved
             raise wire.Refused("stopping", "the sandbox is being stopped and starts no more processes")

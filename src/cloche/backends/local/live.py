@@ -93,6 +93,8 @@ WRITABLE = (
     ("run", 0o755, ROOT),
 )  # fmt: skip
 ETC = ("etc", 0o755, ROOT)  # only with several users: a writer of /etc decides who the users are
+# Only with several users and a named account, whose programs expect them; they belong to it.
+OWN_FOLDERS = tuple((name, 0o755, SANDBOX) for name in ("app", "code", "data", "project"))
 MOST_MARKS = 2048  # UTS namespaces, one for each started process
 MOST_COPIED_BYTES, UNPACK_S = 256 * MIB, 300.0  # of the workspace copied for a session that can be cloned
 UNPACKS = """
@@ -136,6 +138,7 @@ class LocalLiveSandbox(LiveSandbox):
             *(WRITABLE if policy.host_folder is None else WRITABLE[1:]),
             own_home,
             *((ETC,) if policy.users else ()),
+            *(OWN_FOLDERS if policy.users and policy.account is not None else ()),
         )
         self._rows = [row for row in rows if policy.user != "nobody" or row[0] in ("workspace", "tmp")]
         self._has_environment = environment.has_environment(policy)

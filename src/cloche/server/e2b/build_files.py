@@ -80,14 +80,14 @@ def _sealed(call: Call, grant: dict[str, Any]) -> str:
 
 
 def _opened(call: Call, sealed: str) -> dict[str, Any]:
-    """Return a grant that is ours and has time left. Raises E2BError (403)."""
+    """Return a grant that is ours and has time left. Raises E2BError (401)."""
     text, _, signature = sealed.partition(".")
     is_ours = len(sealed) <= MOST_GRANT and hmac.compare_digest(
         signature.encode(), call.e2b.sign("upload", text).encode()
     )
     grant: dict[str, Any] = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))) if is_ours else {}
     if not is_ours or grant["until"] < time.time():
-        raise E2BError(403, "this address for an upload is not valid, or no longer; ask for another one")
+        raise E2BError(401, "this address for an upload is not valid, or no longer; ask for another one")
     return grant
 
 

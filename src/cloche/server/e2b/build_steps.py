@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from cloche.core.events import Event, OutputChunk
@@ -16,6 +17,12 @@ STEP_S = "30m"  # the build's own time is shorter or as long
 MOST_OUTPUT = 2_000  # characters of a failed step's output in its error
 PIECE, MOST_LINE = 1 << 18, 1 << 12
 ROOT = "root"
+OF_ROOT = {"npm_config_prefix": "/.venv"}  # the system's folders are read-only; this one has its programs on PATH
+IS_APT = re.compile(r"\b(apt|apt-get|dpkg|apk|yum|dnf|pacman)\b").search
+NO_APT = (
+    "the command (the system's folders are read-only here, so the system's packages cannot be installed; use "
+    "`packages` of the operator's templates, or a container backend)"
+)
 # Arguments: the folder with the files, the pattern, the target, the owner, the mode.
 COPY = r"""
 set -e
@@ -88,12 +95,13 @@ async def _run(sandbox: AsyncSandbox, arguments: Sequence[str], context: StepCon
         raise StepFailed("RUN: give a command, and a user or none")
     user = arguments[1] if len(arguments) == 2 and arguments[1] else context.user
     lines = _Lines(context.log)
+    env = {**(OF_ROOT if user == ROOT else {}), **context.env}
     result = await sandbox.exec(
-        ["/bin/bash", "-l", "-c", arguments[0]], user=user, cwd=context.workdir, env=context.env, timeout=STEP_S,
+        ["/bin/bash", "-l", "-c", arguments[0]], user=user, cwd=context.workdir, env=env, timeout=STEP_S,
         on_event=lines.take,
     )  # fmt: skip
     lines.end()
-    _check(result, "the command")
+    _check(result, NO_APT if IS_APT(arguments[0]) else "the command")
 
 
 async def _copy(sandbox: AsyncSandbox, arguments: Sequence[str], files_hash: str | None, context: StepContext) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from cloche.core.record import replace
 from cloche.core.result import Result
 from cloche.execution.processes import AsyncProcess
 from cloche.execution.sandbox import AsyncSandbox
@@ -15,7 +17,8 @@ from .errors import E2BError
 from .new_sandbox import environment
 from .templates import Template
 
-READY_S, CHECK_S, AGAIN_S = 60.0, 20.0, 0.1  # until it is ready; for one check; between two of them
+READY_S, CHECK_S, AGAIN_S = 60.0, 120.0, 0.1  # until it is ready; for one check; between two of them
+IS_PAUSE = re.compile(r"\s*sleep [0-9.]+\s*").fullmatch  # a check that only waits, which the SDK adds to Dockerfiles
 SETTLE_S = 0.5  # how long a start command without a check must live
 SHELL = ("/bin/bash", "-l", "-c")
 MOST_SHOWN = 2_000  # characters of its output in an error
@@ -28,6 +31,8 @@ async def make_ready(call: Call, template: Template, own: Mapping[str, Any], row
     """
     if template.row is not None:
         await call.service.templates.note_spawn(template.row)
+    if template.ready is not None and IS_PAUSE(template.ready) is not None:  # the build has waited
+        template = replace(template, ready=None)
     if template.start is not None or template.ready is not None:
         await start_and_wait(sandbox, template, environment(row, own))
 

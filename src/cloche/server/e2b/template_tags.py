@@ -87,8 +87,9 @@ async def count(call: Call) -> Response:
 
 async def exists(call: Call) -> Response:
     """Tell whether a template has a tag."""
+    tags = [row["tag"] for row in await _tags(call)]
     tag = bare([call.request.query_params.get("tag", "")])[0]
-    return JSONResponse({"exists": tag in [row["tag"] for row in await _tags(call)], "normalizedTag": tag})
+    return JSONResponse({"exists": tag in tags, "normalizedTag": tag})
 
 
 ROWS = (
