@@ -17,6 +17,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import MIB
 from cloche.core.loops import finish
 from cloche.core.processes import Transfer
+from cloche.keeper.attach import Kept
 
 from .live import LiveOperations
 from .paths import Timeout, file_time
@@ -40,7 +41,7 @@ class SnapshotOperations(LiveOperations):
     """Save the files of a live sandbox, and begin with saved ones."""
 
     _first_files: str | None  # the path of the archive that it begins with
-    _existing: object
+    _existing: Kept | None
 
     async def snapshot(
         self, host_path: str | PathLike[str], *, max_bytes: int | None = None, timeout: Timeout = None

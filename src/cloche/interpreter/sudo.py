@@ -154,7 +154,7 @@ def run(order: dict[str, Any], options: dict[str, str], account: pwd.struct_pass
     folder = account.pw_dir if "i" in options else options.get("D", ".")
     fds = [number if is_open(number) else os.open(os.devnull, os.O_RDWR) for number in range(3)]
     has_terminal = os.isatty(0) and os.isatty(1)
-    master = -1
+    master = slave = -1
     if has_terminal:
         master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import h11
-from starlette.types import Message, Scope
+from starlette.types import ASGIApp, Message, Scope
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -32,7 +32,7 @@ class UpgradeProtocol(asyncio.StreamReaderProtocol):
         del app_state  # there is none
         self._received = asyncio.StreamReader(limit=PIECE_BYTES)
         super().__init__(self._received)
-        self._app, self._state = config.loaded_app, server_state
+        self._app, self._state = cast("ASGIApp", config.loaded_app), server_state
         self._http = h11.Connection(h11.SERVER)
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
