@@ -83,6 +83,8 @@ class Sandboxes:
         self._starting = asyncio.Semaphore(4)
         self._streams: set[asyncio.Task[Any]] = set()
         self._following: set[asyncio.Task[None]] = set()
+        self._comparison: asyncio.Task[None] | None = None  # the last that has begun, and the one after it
+        self._next_comparison: asyncio.Task[None] | None = None
         self.listings = asyncio.Semaphore(2)  # of folders; one may have megabytes of names
 
     # All sandboxes.
@@ -363,7 +365,21 @@ class Sandboxes:
             task.add_done_callback(self._following.discard)
 
     async def compare(self) -> None:
-        """Compare the rows with the keepers' registry, and record the sandboxes that have ended."""
+        """Compare the rows with the keepers' registry, and record the sandboxes that have ended.
+
+        Calls at the same time share one comparison, which begins after all of them.
+        """
+        if self._next_comparison is None:
+            self._next_comparison = asyncio.ensure_future(self._compare_after(self._comparison))
+        await asyncio.shield(self._next_comparison)
+
+    async def _compare_after(self, earlier: asyncio.Task[None] | None) -> None:
+        if earlier is not None:
+            await asyncio.wait({earlier})
+        self._comparison, self._next_comparison = self._next_comparison, None
+        await self._compare()
+
+    async def _compare(self) -> None:
         rows = [row for row in await asyncio.to_thread(self._read, records.living) if is_here(row.worker)]
         found = await asyncio.to_thread(registry.found)
         kept_names, ours = {keeper.name for keeper in found}, {row.name for row in rows}

@@ -21,10 +21,11 @@ from cloche.wire.problems import Refused
 
 from . import states
 from .calls import Call, E2BModel, Row, e2b_id
+from .errors import E2BError
 from .network import network_options
-from .new_sandbox import NewSandbox, Seconds, check_supported, check_timeout, document_of
+from .new_sandbox import NewSandbox, Seconds, check_supported, check_timeout, document_of, environment_of
 from .options import ENVD_VERSION
-from .start_commands import make_ready
+from .start_commands import make_ready, start_and_wait
 from .templates import Template, find_template
 
 CLIENT_ID = "cloche"
@@ -165,7 +166,7 @@ async def connect(call: Call, version: int) -> Response:
     caller, facts = await call.sandbox("connect")
     body: ConnectSandbox = await call.body(ConnectSandbox)
     timeout_s = check_timeout(DEFAULT_TIMEOUT_S[version] if body.timeout is None else body.timeout, caller)
-    was_paused = await _resume(call, facts, timeout_s, memory=body.memory is not False)
+    was_paused = await _resume(call, caller, facts, timeout_s, memory=body.memory is not False)
     return JSONResponse(as_sandbox(call, facts), 201 if was_paused else 200)
 
 
@@ -175,16 +176,32 @@ async def resume(call: Call) -> Response:
     body: ResumedSandbox = await call.body(ResumedSandbox)
     timeout_s = check_timeout(DEFAULT_TIMEOUT_S[1] if body.timeout is None else body.timeout, caller)
     at_end = {} if body.auto_pause is None else {"at_end": states.PAUSES if body.auto_pause else states.ENDS}
-    await _resume(call, facts, timeout_s, memory=body.memory is not False, **at_end)
+    await _resume(call, caller, facts, timeout_s, memory=body.memory is not False, **at_end)
     return JSONResponse(as_sandbox(call, facts), 201)
 
 
-async def _resume(call: Call, facts: SandboxFacts, timeout_s: int, **order: Any) -> bool:  # noqa: ANN401 - JSON
+async def _resume(
+    call: Call, caller: Caller, facts: SandboxFacts, timeout_s: int, **order: Any  # noqa: ANN401 - JSON
+) -> bool:  # fmt: skip
     """Extend the time of a sandbox, which is resumed; return whether it was paused."""
+    has_memory = states.has_memory(facts) and order.get("memory") is not False
     info = await change(call, facts, "lifetime", left_s=timeout_s, only_extends=True, resumes=True, **order)
     if info.get("was_paused"):
         call.e2b.logs.add(e2b_id(facts.id), "the sandbox was resumed")
+        if not has_memory:
+            await _start_again(call, caller, facts)
     return bool(info.get("was_paused"))
+
+
+async def _start_again(call: Call, caller: Caller, facts: SandboxFacts) -> None:
+    """Run the start command of a sandbox that was resumed without its processes, if its template still has one."""
+    try:
+        template = await find_template(call, caller, facts.document["e2b"]["templateID"])
+    except E2BError:  # it was deleted meanwhile
+        return
+    if template.start is not None:
+        async with call.service.sandboxes.held(facts.id, facts.project) as held:
+            await start_and_wait(held.sandbox, template, environment_of(facts))
 
 
 async def set_timeout(call: Call) -> Response:
