@@ -7,8 +7,9 @@ are a guest's claims.
 
 - `oneshot` runs one script; `result_value` sends the value of its last expression; `preload` is loaded ahead by fork
   server or container.
-- `session` runs the cells of a live session (`session.js` and `session.sh` those of Node and Bash); `session_fork`
-  clones it.
+- `session` runs the cells of a live session (`session.js`, `session.sh`, `session.java` and `session.R` those of other
+  languages, `session_types.js` makes JavaScript of TypeScript); `session_fork` clones it. `notebook` and `charts` are
+  for cells that answer as in a notebook.
 - `host_functions` is the module `cloche_host`, the caller's functions (`.cjs` and `.sh` for Node and Bash).
 - `graded_call` and `graded_ends` call functions of a graded program; they are sent as text.
 - `magics` finds and rewrites lines that are no Python, `line_magics` and `cell_magics` implement `%name` and `%%name`
