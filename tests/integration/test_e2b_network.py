@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,28 @@ finally:
 print(json.dumps(told))
 """
 )
+HEADERS = (
+    SERVES
+    + r"""
+served = Served(3, "--network", "open")
+asks = '''
+import sys, urllib.request
+for scheme in ("https", "http"):
+    asked = urllib.request.Request(f"{scheme}://{sys.argv[1]}/{sys.argv[2]}{scheme}", headers={"X-Rule": "own"})
+    print(urllib.request.urlopen(asked, timeout=20).status)
+'''
+def asked(sandbox, word):
+    return [served.run(sandbox, "python3", "-c", asks, host, word).split() for host in ARGUMENT["hosts"]]
+try:
+    rules, other = ({host: [{"transform": {"headers": {"X-Rule": value}}}]} for host, value in ARGUMENT["rules"])
+    sandbox = served.made(network={"rules": rules})
+    told = [asked(sandbox, "first"), served.put(sandbox, rules=other), asked(sandbox, "second"), served.put(sandbox),
+            asked(sandbox, "third"), served.put(served.made(), rules=rules)]
+finally:
+    served.end()
+print(json.dumps(told))
+"""
+)
 CEILING = (
     SERVES
     + r"""
@@ -168,3 +191,22 @@ def test_the_operators_network_is_the_ceiling(world: World, tmp_path: Path) -> N
     told = world.run(CEILING, {"place": str(tmp_path), "names": NAMES})
     assert told["default"] == told["within"] == told["still"] == ["good.example"]
     assert told["above"] == [403, 403]
+
+
+def test_rules_put_headers_into_requests(world: World, tmp_path: Path) -> None:
+    """In TLS and without, to the rule's hosts alone, in place of the guest's own, as the last update says."""
+    world.forget()
+    hosts, rules = ["good.example", "a.other.example"], [["good.example", "value-1"], ["*.other.example", "value-2"]]
+    told = world.run(HEADERS, {"place": str(tmp_path), "hosts": hosts, "rules": rules})
+    fine = [["200", "200"]] * 2
+    assert told == [fine, 204, fine, 204, fine, 400]
+    seen = {
+        (word, scheme): sorted(
+            re.findall(r"x-rule: (\S+)", row["text"])[0] for row in world.seen().holding(f"/{word}{scheme} ")
+        )
+        for word in ("first", "second", "third")
+        for scheme in ("http", "https")
+    }
+    assert seen["first", "https"] == seen["first", "http"] == ["own", "value-1"]
+    assert seen["second", "https"] == seen["second", "http"] == ["own", "value-2"]
+    assert seen["third", "https"] == seen["third", "http"] == ["own", "own"]

@@ -134,9 +134,14 @@ class LiveSandbox(LiveFiles):
         """Add rules for its network; see core.protocols.SupportsNetwork."""
         await self._change_rules(lambda network: network.change(allow=allow, deny=deny))
 
-    async def replace_network(self, *, mode: NetworkMode, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+    async def replace_network(
+        self, *, mode: NetworkMode, allow: Sequence[str] = (), deny: Sequence[str] = (),
+        headers: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:  # fmt: skip
         """Replace the rules for its network; see core.protocols.SupportsNetwork."""
-        await self._change_rules(lambda network: network.replace(mode=mode, allow=allow, deny=deny))
+        await self._change_rules(
+            lambda network: network.replace(mode=mode, allow=allow, deny=deny, headers=headers or {})
+        )
 
     async def _change_rules(self, change: Callable[[SharedNetwork], Awaitable[None]]) -> None:
         await self.connected()

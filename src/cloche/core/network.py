@@ -20,6 +20,7 @@ from typing import Any, get_args
 from .enforcement import NetworkMode
 from .errors import InvalidRequest
 from .escape import escape_name
+from .host_headers import Headers, HostHeaders, headers_for, parse_headers
 from .host_rules import (
     ALWAYS_LOOPBACK,
     DEFAULT_PORTS,
@@ -119,6 +120,7 @@ class _Index:
 class NetworkRules:
     """Decide which hosts a sandbox may reach. `ports` are those of mode `open` beside 80 and 443.
 
+    `headers` are put into requests to some hosts, whose connections are opened for that.
     `host_ports` are ports of this host's loopback, which the sandbox reaches at its own; no rule names these.
 
     In mode `open` the allow list adds further ports of a host, or addresses that are not public. Several rules that
@@ -132,6 +134,7 @@ class NetworkRules:
     deny: tuple[Rule, ...] = ()
     ports: tuple[int, ...] = ()
     host_ports: tuple[int, ...] = ()
+    headers: tuple[HostHeaders, ...] = ()
     served_ports: tuple[int, ...] = field(init=False)
     _allowed: _Index = field(init=False, repr=False, compare=False)
     _denied: _Index = field(init=False, repr=False, compare=False)
@@ -178,7 +181,7 @@ class NetworkRules:
     @classmethod
     def parse(
         cls, *, mode: NetworkMode, allow: Iterable[str] = (), deny: Iterable[str] = (), ports: Iterable[int] = (),
-        host_ports: Iterable[int] = (),
+        host_ports: Iterable[int] = (), headers: Mapping[str, Mapping[str, str]] | None = None,
     ) -> NetworkRules:  # fmt: skip
         """Read rules from their texts. Raises InvalidRequest for the first wrong one."""
         return cls(
@@ -187,6 +190,7 @@ class NetworkRules:
             deny=tuple(map(parse_deny_rule, deny)),
             ports=parse_ports(ports),
             host_ports=parse_ports(host_ports, name="host_ports"),
+            headers=parse_headers(headers or {}),
         )
 
     def with_further(self, *, allow: Iterable[str] = (), deny: Iterable[str] = ()) -> NetworkRules:
@@ -197,9 +201,13 @@ class NetworkRules:
             deny=tuple(dict.fromkeys((*self.deny, *map(parse_deny_rule, deny)))),
         )
 
-    def replaced(self, *, mode: NetworkMode, allow: Iterable[str] = (), deny: Iterable[str] = ()) -> NetworkRules:
+    def replaced(
+        self, *, mode: NetworkMode, allow: Iterable[str] = (), deny: Iterable[str] = (),
+        headers: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> NetworkRules:  # fmt: skip
         """Return other rules with the same ports. Raises InvalidRequest for a wrong one, and for too many."""
-        return replace(self, mode=mode, allow=tuple(map(parse_rule, allow)), deny=tuple(map(parse_deny_rule, deny)))
+        rules = NetworkRules.parse(mode=mode, allow=allow, deny=deny, headers=headers)
+        return replace(rules, ports=self.ports, host_ports=self.host_ports)
 
     def as_wire(self) -> dict[str, Any]:
         """Return what `parse` takes, as plain values."""
@@ -209,7 +217,12 @@ class NetworkRules:
             "deny": [rule.text for rule in self.deny],
             "ports": list(self.ports),
             "host_ports": list(self.host_ports),
+            **({"headers": {row.text: row.as_wire() for row in self.headers}} if self.headers else {}),
         }
+
+    def headers_for(self, host: str) -> Headers:
+        """Return what requests to a host get in their heads."""
+        return headers_for(self.headers, host) if self.headers else ()
 
     def denies(self, host: str, port: int) -> bool:
         """Tell whether a rule of the deny list, or one with methods and paths, refuses a host whatever is approved."""

@@ -157,7 +157,10 @@ class SupportsNetwork(Protocol):
         """Decide by further rules, beside those of other callers, and close connections that the rules do not allow."""
         ...
 
-    async def replace_network(self, *, mode: NetworkMode, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+    async def replace_network(
+        self, *, mode: NetworkMode, allow: Sequence[str] = (), deny: Sequence[str] = (),
+        headers: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:  # fmt: skip
         """Decide by these rules alone, and close connections that they do not allow."""
         ...
 

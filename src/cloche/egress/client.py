@@ -127,9 +127,12 @@ class SandboxNetwork:
         """Add rules, and close what they do not allow; the rules in force come with this number. Raises OSError."""
         messages.send(self.fileno(), "further", {"number": number, "allow": list(allow), "deny": list(deny)})
 
-    def ask_replacement(self, number: int, *, mode: str, allow: Sequence[str], deny: Sequence[str]) -> None:
+    def ask_replacement(
+        self, number: int, *, mode: str, allow: Sequence[str], deny: Sequence[str],
+        headers: Mapping[str, Mapping[str, str]],
+    ) -> None:  # fmt: skip
         """As `ask_change`, with rules that replace all others. Raises OSError."""
-        rules = {"mode": mode, "allow": list(allow), "deny": list(deny)}
+        rules = {"mode": mode, "allow": list(allow), "deny": list(deny), "headers": headers}
         messages.send(self.fileno(), "replace", {"number": number, **rules})
 
     def offer_to_decide(self) -> None:

@@ -39,7 +39,7 @@ from .http_request import ANOTHER_HOST, EditHead, RequestHead
 from .ledger import Ledger, Sum
 from .names import Names
 from .present_secrets import PresentSecrets
-from .requests import checked_request
+from .requests import checked_request, with_headers
 from .sockets import Pace, accept_now, reset
 from .stream import SocketStream, Turns, splice
 from .upstream import Proxies, connect
@@ -59,6 +59,10 @@ MOST_DATAGRAM = 4096
 NO_AUTHORITY = (
     "rules with methods and paths need a certificate authority of the sandbox, which this one was opened without; open "
     "one with such a rule or a secret"
+)
+NO_HEADERS = (
+    "these need a certificate authority of the sandbox, which this one was opened without; open one with secrets, "
+    "which may be an empty mapping"
 )
 
 
@@ -239,6 +243,8 @@ class GuestNetwork:
         error = ""
         try:
             rules = change(**body)
+            if rules.headers and self._secrets is None:
+                raise InvalidRequest(f"headers: {NO_HEADERS}")
             if rules.limited and self._secrets is None:
                 raise InvalidRequest(f"network_allow: {NO_AUTHORITY}")
             self._change(rules)
@@ -291,7 +297,8 @@ class GuestNetwork:
         """Tell whether the rules of now allow a connection, as far as it has come."""
         decision = self._rules.decide(connection.host, connection.port)
         is_approved = connection.is_approved and not self._rules.denies(connection.host, connection.port)
-        if not (decision.is_allowed or is_approved) or (_is_limited(decision) and not connection.is_read):
+        must_be_read = _is_limited(decision) or (connection.port == TLS_PORT and self._is_opened(connection))
+        if not (decision.is_allowed or is_approved) or (must_be_read and not connection.is_read):
             return False
         if connection.name:
             named = self._rules.decide(connection.name, connection.port)
@@ -523,7 +530,7 @@ class GuestNetwork:
             raise
         first = await read_hello(guest, connection, name_in) if connection.port == TLS_PORT else b""
         is_limited = rule is not None and bool(rule.requests)
-        if self._secrets is not None and (is_limited or self._secrets.opens(connection.host)):
+        if self._secrets is not None and (is_limited or self._is_opened(connection)):
             connection.is_read = True
             await self._carry_opened(connection, self._secrets, guest, first)
             return
@@ -536,6 +543,11 @@ class GuestNetwork:
             await splice(guest, upstream, idle_s=IDLE_S)
         finally:
             upstream.close()
+
+    def _is_opened(self, connection: GuestConnection) -> bool:
+        """Tell whether a connection is opened for a secret, or for headers."""
+        has_headers = connection.port == TLS_PORT and bool(self._rules.headers_for(connection.host))
+        return has_headers or (self._secrets is not None and self._secrets.opens(connection.host))
 
     async def _tell_refusal(
         self, connection: GuestConnection, guest: SocketStream, name_in: NameIn, refused: Refused
@@ -610,7 +622,8 @@ class GuestNetwork:
         """Return what checks a request by the rules of then, and what notes a placeholder in one."""
 
         def check(head: RequestHead) -> RequestHead:
-            return checked_request(head, self._rules, connection.host, connection.port)
+            checked = checked_request(head, self._rules, connection.host, connection.port)
+            return with_headers(checked, self._rules.headers_for(connection.host))
 
         return check, functools.partial(self._note_left, connection)
 

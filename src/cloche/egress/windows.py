@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -180,9 +180,12 @@ class SharedNetwork:
         """
         await self._changed(partial(self.network.ask_change, allow=allow, deny=deny))
 
-    async def replace(self, *, mode: str, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+    async def replace(
+        self, *, mode: str, allow: Sequence[str], deny: Sequence[str], headers: Mapping[str, Mapping[str, str]]
+    ) -> None:
         """Decide by these rules in place of all others. Raises as `change`."""
-        await self._changed(partial(self.network.ask_replacement, mode=mode, allow=allow, deny=deny))
+        ask = partial(self.network.ask_replacement, mode=mode, allow=allow, deny=deny, headers=headers)
+        await self._changed(ask)
 
     async def _changed(self, ask: Callable[[int], None]) -> None:
         number = next(self._numbers)

@@ -49,19 +49,22 @@ class AsyncNetwork:
         await self._add(deny=rules)
 
     async def replace(
-        self, *, mode: NetworkMode = "allowlist", allow: Sequence[str] = (), deny: Sequence[str] = ()
-    ) -> None:
+        self, *, mode: NetworkMode = "allowlist", allow: Sequence[str] = (), deny: Sequence[str] = (),
+        headers: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:  # fmt: skip
         """Replace all rules, also the mode, and close the connections that the new ones do not allow.
 
-        Modes are `allowlist` and `open`; an empty allowlist reaches no host. Raises as `allow`.
+        Modes are `allowlist` and `open`; an empty allowlist reaches no host. `headers`, by host, are put into each HTTP
+        request to it, in place of the program's own of these names: `{"api.example.org": {"Authorization": "..."}}`.
+        They allow nothing, and need a sandbox that was opened with `secrets`, which may be empty. Raises as `allow`.
         """
         if mode not in ("allowlist", "open"):
             raise InvalidRequest(f"mode: {mode!r} cannot be set; use 'allowlist', whose list may be empty, or 'open'")
         now = self.rules
-        new = now.replaced(mode=mode, allow=allow, deny=deny)
+        new = now.replaced(mode=mode, allow=allow, deny=deny, headers=headers)
         self._check_ports(now, {port for rule in new.allow for port in rule.ports})
         self._check(new)
-        await self._live.replace_network(mode=mode, allow=allow, deny=deny)
+        await self._live.replace_network(mode=mode, allow=allow, deny=deny, headers=headers)
 
     async def _add(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
         now = self.rules

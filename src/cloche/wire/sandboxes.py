@@ -132,6 +132,7 @@ class NewRules(WireModel):
     mode: Literal["allowlist", "open"] = "allowlist"
     allow: list[Word] = Field(default_factory=list, max_length=256)
     deny: list[Word] = Field(default_factory=list, max_length=256)
+    headers: dict[Word, dict[Word, str]] = Field(default_factory=dict, max_length=64)
 
 
 def terms_of(body: NewSandbox, caller: Caller) -> Terms:
@@ -282,5 +283,7 @@ async def replace_rules(use: Use, body: NewRules) -> dict[str, Any]:
     """Replace all rules of a network, within the settings or their ceilings, and close what they do not allow."""
     own = {"network": body.mode, "network_allow": body.allow, "network_deny": body.deny}
     allowed = await use.service.allowed_options(use.caller, own)
-    await use.sandbox.network.replace(mode=body.mode, allow=body.allow, deny=allowed["network_deny"])
+    await use.sandbox.network.replace(
+        mode=body.mode, allow=body.allow, deny=allowed["network_deny"], headers=body.headers
+    )
     return await network(use)

@@ -28,6 +28,8 @@ ALL = "0.0.0.0/0"
         ({"denyOut": ["8.8.8.8"], "allowOut": ["8.8.0.0/16"]}, None, Rules()),
         ({"allowPublicTraffic": False, "maskRequestHost": "localhost:${PORT}", "dnsServers": ["8.8.8.8"],
           "rules": {"a.example": [{}]}, "httpsPorts": [3000]}, None, Rules()),
+        ({"rules": {"*.a.example": [{"transform": {"headers": {"X-A": "b"}}}]}}, None,
+         Rules(headers={"*.a.example": {"X-A": "b"}})),
     ],
 )  # fmt: skip
 def test_what_is_allowed_beats_what_is_denied(fields: dict[str, Any], access: bool | None, rules: Rules) -> None:
@@ -45,10 +47,10 @@ def test_what_is_allowed_beats_what_is_denied(fields: dict[str, Any], access: bo
         ({"allowOut": ["8.8.8.8/"], "denyOut": [ALL]}, None),
         ({"egressProxy": {"address": "a.example:1080"}}, "network.egressProxy"),
         ({"egressProxy": {}}, "network.egressProxy"),
-        ({"rules": {"a.example": [{"unknown": 1}]}}, "network.rules"),
+        ({"rules": {"a.example": [{}, {}]}}, "at most 1 transform rule"),
+        ({"rules": {"a.example": [{"transform": {"headers": {"A": "${e2b.identity.tokens.a}"}}}]}}, "identities"),
         ({"dnsServers": ["1.1.1.1"]}, "network.dnsServers"),
         ({"httpsPorts": [3000, 49983]}, "network.httpsPorts"),
-        ({"rules": {"a.example": [{"transform": {"headers": {"a": "b"}}}]}}, "network.rules"),
         ({"maskRequestHost": "a\r\nX: b"}, "mask request host is not valid"),
         ({"maskRequestHost": "a/b"}, "mask request host is not valid"),
     ],

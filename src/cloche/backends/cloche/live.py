@@ -293,10 +293,15 @@ class RemoteSandbox(OffersFunctions, RemoteFiles):
                 await self.ask_inside(verb, {"rules": list(further)})
         self._rules = self._rules.with_further(allow=allow, deny=deny)
 
-    async def replace_network(self, *, mode: NetworkMode, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+    async def replace_network(
+        self, *, mode: NetworkMode, allow: Sequence[str] = (), deny: Sequence[str] = (),
+        headers: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:  # fmt: skip
         """Replace the rules. Raises InvalidRequest, BackendUnavailable."""
-        await self.ask_inside("network.replace", {"mode": mode, "allow": list(allow), "deny": list(deny)})
-        self._rules = self._rules.replaced(mode=mode, allow=allow, deny=deny)
+        await self.ask_inside(
+            "network.replace", {"mode": mode, "allow": list(allow), "deny": list(deny), "headers": headers or {}}
+        )
+        self._rules = self._rules.replaced(mode=mode, allow=allow, deny=deny, headers=headers)
 
     def decide_network(self, decide: Callable[[str, int], Awaitable[bool | None]]) -> None:
         """Let `decide` answer for hosts that no rule names; see core.protocols.SupportsNetwork."""

@@ -16,10 +16,11 @@ from pydantic import Field
 from starlette.responses import Response
 
 from cloche.core.enforcement import NetworkMode
+from cloche.core.host_headers import parse_headers
 from cloche.core.hosts import Network as IPNetwork
 from cloche.core.hosts import parts_of
 from cloche.core.policy import Policy
-from cloche.core.record import dataclass
+from cloche.core.record import dataclass, field
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.records import sandboxes as records
 from cloche.wire.callers import Caller
@@ -35,7 +36,7 @@ ALL = ip_network("0.0.0.0/0")
 CHANGEABLE = ("allowlist", "open")  # modes of a sandbox that has a network
 DEFAULT_DNS = ["8.8.8.8"]
 OF_PORTS = ("allowPublicTraffic", "maskRequestHost", "httpsPorts")  # which no update changes
-NO_RULES: Sequence[Mapping[str, Any]] = ({}, {"transform": {}}, {"transform": {"headers": {}}})
+PLACEHOLDER = "${e2b."
 NEEDS_DENY_ALL = (
     "When specifying allowed domains in allow out, you must include 'ALL_TRAFFIC' in deny out to block all other "
     "traffic."
@@ -57,6 +58,7 @@ class Rules:
     mode: NetworkMode = "open"
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
+    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def rules_of(network: Network | None, allow_internet_access: bool | None) -> Rules:
@@ -70,13 +72,30 @@ def rules_of(network: Network | None, allow_internet_access: bool | None) -> Rul
     denies_all = ALL in denied or allow_internet_access is False
     if names and not denies_all:
         raise E2BError(400, NEEDS_DENY_ALL)
+    headers = headers_of(network)
     if ALL in networks or "*" in names:
-        return Rules()
+        return Rules(headers=headers)
     if denies_all:
         parts = [part for network in networks for part in _one_kind(network)]
         texts = [str(part.network_address if part.num_addresses == 1 else part) for part in parts]
-        return Rules(mode="allowlist", allow=(*names, *texts))
-    return Rules(deny=tuple(str(part) for network in denied for part in without(network, networks)))
+        return Rules(mode="allowlist", allow=(*names, *texts), headers=headers)
+    parts = [part for network in denied for part in without(network, networks)]
+    return Rules(deny=tuple(map(str, parts)), headers=headers)
+
+
+def headers_of(network: Network) -> dict[str, dict[str, str]]:
+    """Return the headers that `rules` put into requests, by host. Raises E2BError (400), InvalidRequest."""
+    found: dict[str, dict[str, str]] = {}
+    for host, rules in (network.rules or {}).items():
+        if len(rules) > 1:
+            raise E2BError(400, f"Domain {host[:128]!r} can have at most 1 transform rule.")
+        headers = rules[0].transform.headers if rules and rules[0].transform else None
+        if any(PLACEHOLDER in value for value in (headers or {}).values()):
+            raise E2BError(400, "network.rules: there are no workload identities, whose placeholder a header has")
+        if headers:
+            found[host] = headers
+    parse_headers(found)
+    return found
 
 
 def check_fields(network: Network) -> None:
@@ -89,10 +108,6 @@ def check_fields(network: Network) -> None:
         )
     if any(port == ENVD or not 0 < port <= MOST_PORT for port in network.https_ports or ()):
         raise E2BError(400, f"network.httpsPorts: give ports from 1 to {MOST_PORT}, other than {ENVD}")
-    if any(rule not in NO_RULES for rules in (network.rules or {}).values() for rule in rules):
-        raise E2BError(
-            400, "network.rules: headers are not put into requests by rules; give the credential as a secret"
-        )
     mask = network.mask_request_host
     if mask is not None and (_HOST.fullmatch(mask) is None or not mask.replace(MASK_PORT, "").strip(":.-")):
         raise E2BError(400, f"mask request host is not valid: {mask[:100]}")
@@ -151,7 +166,21 @@ async def allowed(call: Call, caller: Caller, rules: Rules) -> dict[str, Any]:
 
 async def network_options(call: Call, caller: Caller, body: NewSandbox) -> dict[str, Any]:
     """Return the options of a new sandbox's network, which the caller may have. Raises E2BError, PolicyDenied."""
-    return await allowed(call, caller, rules_of(body.network, body.allow_internet_access))
+    rules = rules_of(body.network, body.allow_internet_access)
+    options = await allowed(call, caller, rules)
+    base = (await call.service.settings()).policy
+    if rules.headers and options.get("network", base.network) in CHANGEABLE:
+        options["secrets"] = {}  # for a certificate authority of the sandbox's own
+    return options
+
+
+async def begin_network(body: NewSandbox, sandbox: AsyncSandbox) -> None:
+    """Set the headers of a new sandbox's requests, which are no options."""
+    rules = rules_of(body.network, body.allow_internet_access)
+    if rules.headers and sandbox.policy.network in CHANGEABLE:
+        now = sandbox.network.rules
+        allow, deny = ([rule.text for rule in listed] for listed in (now.allow, now.deny))
+        await sandbox.network.replace(mode=now.mode, allow=allow, deny=deny, headers=rules.headers)
 
 
 async def update(call: Call) -> Response:
@@ -177,9 +206,10 @@ async def _set_rules(sandbox: AsyncSandbox, base: Policy, rules: Rules, options:
     mode, allow = ("allowlist", rules.allow) if is_own else (base.network, base.network_allow)
     deny = options.get("network_deny", base.network_deny)
     if mode == "open":
-        await sandbox.network.replace(mode="open", allow=allow, deny=deny)
+        await sandbox.network.replace(mode="open", allow=allow, deny=deny, headers=rules.headers)
     else:
-        await sandbox.network.replace(allow=allow if mode == "allowlist" else (), deny=deny)
+        allow = allow if mode == "allowlist" else ()
+        await sandbox.network.replace(allow=allow, deny=deny, headers=rules.headers)
 
 
 def _amended(document: dict[str, Any], body: NetworkUpdate) -> dict[str, Any]:

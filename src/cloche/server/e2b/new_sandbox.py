@@ -41,6 +41,18 @@ class VolumeMount(E2BModel):
     path: str
 
 
+class Transform(E2BModel):
+    """What a rule changes in a request."""
+
+    headers: dict[str, str] | None = None
+
+
+class NetworkRule(E2BModel):
+    """A rule for requests to one host."""
+
+    transform: Transform | None = None
+
+
 class Network(E2BModel):
     """The network of a sandbox."""
 
@@ -51,7 +63,7 @@ class Network(E2BModel):
     egress_proxy: dict[str, Any] | None = None
     mask_request_host: Host | None = None
     https_ports: list[int] | None = None
-    rules: dict[str, list[dict[str, Any]]] | None = None
+    rules: dict[Host, list[NetworkRule]] | None = None
 
 
 class NewSandbox(E2BModel):

@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from cloche.execution.sandbox import AsyncSandbox
 from cloche.records.ids import moment
 from cloche.records.runs import check_idempotency_key
 from cloche.records.sandboxes import RequestKey, SandboxFacts
@@ -22,7 +23,7 @@ from cloche.wire.problems import Refused
 from . import states
 from .calls import Call, E2BModel, Row, e2b_id
 from .errors import E2BError
-from .network import network_options
+from .network import begin_network, network_options
 from .new_sandbox import NewSandbox, Seconds, check_supported, check_timeout, document_of, environment_of
 from .options import ENVD_VERSION
 from .start_commands import make_ready, start_and_wait
@@ -82,9 +83,14 @@ async def open_sandbox(
     options = {**template.options, **await network_options(call, caller, body)}
     terms = Terms(lifetime_s=timeout_s, at_end=body.at_end)
     document = document_of(body, template, timeout_s)
+
+    async def begin(row: str, sandbox: AsyncSandbox) -> None:
+        await begin_network(body, sandbox)
+        await make_ready(call, template, document["e2b"], row, sandbox)
+
     facts = await call.service.sandboxes.create(
         project=caller.project, api_key=caller.key_id, terms=terms, document=document, options=options, files=None,
-        key=key, begin=partial(make_ready, call, template, document["e2b"]),
+        key=key, begin=begin,
     )  # fmt: skip
     call.e2b.logs.add(e2b_id(facts.id), "the sandbox was created", template=template.id)
     return facts
