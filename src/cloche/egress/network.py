@@ -39,7 +39,7 @@ from .http_request import ANOTHER_HOST, EditHead, RequestHead
 from .ledger import Ledger, Sum
 from .names import Names
 from .present_secrets import PresentSecrets
-from .requests import checked_request, with_headers
+from .requests import NO_AUTHORITY, check_authority, checked_request, with_headers
 from .sockets import Pace, accept_now, reset
 from .stream import SocketStream, Turns, splice
 from .upstream import Proxies, connect
@@ -56,14 +56,6 @@ CONNECTIONS_PER_S, QUESTIONS_PER_S, AT_ONCE = 500.0, 500.0, 64
 IDLE_S, NAME_STREAM_S = 900.0, 10.0
 MOST_TOLD = 64  # refusals between two reports: what the caller has not read must never fill the link
 MOST_DATAGRAM = 4096
-NO_AUTHORITY = (
-    "rules with methods and paths need a certificate authority of the sandbox, which this one was opened without; open "
-    "one with such a rule or a secret"
-)
-NO_HEADERS = (
-    "these need a certificate authority of the sandbox, which this one was opened without; open one with secrets, "
-    "which may be an empty mapping"
-)
 
 
 _all_connections: set[GuestConnection] = set()  # of every sandbox
@@ -243,10 +235,7 @@ class GuestNetwork:
         error = ""
         try:
             rules = change(**body)
-            if rules.headers and self._secrets is None:
-                raise InvalidRequest(f"headers: {NO_HEADERS}")
-            if rules.limited and self._secrets is None:
-                raise InvalidRequest(f"network_allow: {NO_AUTHORITY}")
+            check_authority(rules, is_there=self._secrets is not None)
             self._change(rules)
         except InvalidRequest as wrong:
             error = str(wrong)

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from cloche.core.errors import InvalidRequest
 from cloche.core.host_headers import Headers
 from cloche.core.network import NetworkRules
 from cloche.core.record import replace
 from cloche.core.request_rules import RequestRefused, check_request
 
 from .http_request import Rejected, RequestHead
+
+NO_AUTHORITY = (
+    "rules with methods and paths need a certificate authority of the sandbox, which this one was opened without; open "
+    "one with such a rule or a secret"
+)
+NO_HEADERS = (
+    "these need a certificate authority of the sandbox, which this one was opened without; open one with secrets, "
+    "which may be an empty mapping"
+)
+
+
+def check_authority(rules: NetworkRules, *, is_there: bool) -> None:
+    """Raise InvalidRequest for rules that need an authority, in a sandbox without one."""
+    if rules.headers and not is_there:
+        raise InvalidRequest(f"headers: {NO_HEADERS}")
+    if rules.limited and not is_there:
+        raise InvalidRequest(f"network_allow: {NO_AUTHORITY}")
 
 
 def checked_request(head: RequestHead, rules: NetworkRules, host: str, port: int) -> RequestHead:
