@@ -128,6 +128,7 @@ def archive() -> bytes:
 FILES: dict[str, Callable[[LiveSandbox], Awaitable[object]]] = {
     "read": lambda sandbox: sandbox.read_path("/proc/self/maps", max_bytes=MIB),
     "write": lambda sandbox: sandbox.write_path(f"{WORST}/{'deep/' * 200}f", bytes(MIB)),
+    "write_many": lambda sandbox: sandbox.write_paths([(f"{WORST}/many/{n}", b"1") for n in range(100)]),
     "stat": lambda sandbox: sandbox.stat_path(f"{WORST}/1"),
     "list": lambda sandbox: sandbox.list_path(WORST, recursive=True),
     "make_folder": lambda sandbox: sandbox.make_folder(f"{WORST}/{'more/' * 300}"),

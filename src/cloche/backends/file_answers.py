@@ -60,6 +60,17 @@ def path_of(answer: Mapping[str, Any], path: str, key: str = "path") -> str:
         raise no_sense(path, error) from error
 
 
+def paths_of(answer: Mapping[str, Any], count: int) -> list[str]:
+    """Return the absolute paths in an answer, which must have so many."""
+    try:
+        paths = [unpack_text(path) for path in answer["paths"]]
+        if len(paths) != count:
+            raise ValueError(f"{len(paths)} paths")
+    except (KeyError, TypeError, ValueError) as error:
+        raise no_sense("/", error) from error
+    return paths
+
+
 def read_answer(data: bytes, path: str) -> dict[str, Any]:
     """Return the object that an operation ended with."""
     try:

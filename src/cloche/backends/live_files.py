@@ -35,6 +35,7 @@ from .file_answers import (
     file_part,
     late,
     path_of,
+    paths_of,
     read_object,
     read_rows,
     skipped,
@@ -202,6 +203,25 @@ class LiveFiles(OffersFunctions):
             "write", path, content=data, how=how, mode=_count(mode), parents=parents, metadata=stored, **_rights(by)
         )
         return path_of(answer, path)
+
+    async def write_paths(
+        self,
+        files: Sequence[tuple[str, bytes]],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        by: FileRights = OWN_RIGHTS,
+    ) -> Sequence[str]:
+        """Write several small files, by path and content, in one operation; return their paths.
+
+        After an error the files before the failed one are written.
+        """
+        stored = None if metadata is None else check_metadata(metadata)
+        sizes = [(self._named(path, at_home=by.at_home), len(data)) for path, data in files]
+        content = b"".join(data for _, data in files)
+        answer, _ = await self.file(
+            "write_many", "/", content=content, contents=sizes, parents=True, metadata=stored, **_rights(by)
+        )
+        return paths_of(answer, len(files))
 
     async def write_first(self, link: InitLink, path: str, data: bytes, mode: int) -> None:
         """Write a file of a sandbox that has just been started, before anybody else uses it."""

@@ -54,6 +54,16 @@ class SupportsPaths(Protocol):
         """Write a file, with the folders above it; return its path. `how` is `replace`, `append` or `new`."""
         ...
 
+    async def write_paths(
+        self,
+        files: Sequence[tuple[str, bytes]],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        by: FileRights = OWN_RIGHTS,
+    ) -> Sequence[str]:
+        """Write several small files, by path and content, one after the other; return their paths."""
+        ...
+
     async def stat_path(self, path: str, *, by: FileRights = OWN_RIGHTS) -> FileInfo:
         """Describe the file at a path, a link as a link."""
         ...

@@ -113,10 +113,10 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
-def pass_on(source: int, target: int) -> int:
-    """Copy from one descriptor to another until the end; return how many bytes came."""
+def pass_on(source: int, target: int, limit: int | None = None) -> int:
+    """Copy from one descriptor to another until the end, or at most so many bytes; return how many came."""
     count = 0
-    while data := os.read(source, CHUNK):
+    while data := os.read(source, CHUNK if limit is None else min(CHUNK, limit - count)):
         write_all(target, data)
         count += len(data)
     return count

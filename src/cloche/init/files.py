@@ -174,6 +174,12 @@ def _write(path: str, order: dict[str, Any]) -> dict[str, Any]:
     return {"size": size, "path": pack_path(path)}
 
 
+def _write_many(_: str, order: dict[str, Any]) -> dict[str, Any]:
+    """Write several files, whose `contents`, each a path and a size, come one after the other."""
+    written = [_write(_located(packed, order), {**order, "size": size}) for packed, size in order["contents"]]
+    return {"paths": [row["path"] for row in written]}
+
+
 def _add(path: str, order: dict[str, Any], how: str) -> int:
     flags = {"append": os.O_CREAT | os.O_APPEND, "new": os.O_CREAT | os.O_EXCL}[how]
     mode = natural(order, "mode", None)
@@ -190,7 +196,7 @@ def _fill(path: str, flags: int, mode: int | None, order: dict[str, Any], source
             os.fchmod(fd, mode & 0o7777)
         if not flags & os.O_APPEND:
             os.ftruncate(fd, 0)
-        count = pass_on(source, fd)
+        count = pass_on(source, fd, natural(order, "size", None))
         _settle(fd, order)
         return count
     finally:
@@ -238,7 +244,7 @@ def _replace(path: str, order: dict[str, Any]) -> int:
 def _write_beside(path: str, folder: str, mode: int, order: dict[str, Any], flags: int = os.O_CREAT) -> int:
     """Write a file that gets its name when it is complete; `flags` are those for opening the target in place."""
     with _Unfinished(folder, path) as file:
-        count = pass_on(CONTENT_IN, file.fd)
+        count = pass_on(CONTENT_IN, file.fd, natural(order, "size", None))
         _settle(file.fd, order)  # first: it clears the bits of set-user-id
         os.fchmod(file.fd, mode)
         try:
@@ -253,7 +259,7 @@ def _write_beside(path: str, folder: str, mode: int, order: dict[str, Any], flag
 
 def _write_through(path: str, folder: str, mode: int | None, order: dict[str, Any]) -> int:
     with _Unfinished(folder, path) as file:
-        pass_on(CONTENT_IN, file.fd)
+        pass_on(CONTENT_IN, file.fd, natural(order, "size", None))
         os.lseek(file.fd, 0, os.SEEK_SET)
         return _fill(path, 0, mode, order, file.fd)
 
@@ -429,6 +435,7 @@ def _chmod(path: str, order: dict[str, Any]) -> dict[str, Any]:
 OPERATIONS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "read": _read,
     "write": _write,
+    "write_many": _write_many,
     "stat": _stat,
     "list": _list,
     "make_folder": _make_folder,

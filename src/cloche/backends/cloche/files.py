@@ -254,6 +254,16 @@ class RemoteFiles(SandboxCalls):
             fields["metadata"] = check_metadata(metadata)
         return _name(await self._send("file.write", path, fields, data), "path") or path
 
+    async def write_paths(
+        self,
+        files: Sequence[tuple[str, bytes]],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        by: FileRights = OWN_RIGHTS,
+    ) -> Sequence[str]:
+        """Write several files, one after the other; return their paths."""
+        return [await self.write_path(path, data, metadata=metadata, by=by) for path, data in files]
+
     async def unpack_path(self, path: str, archive: Content) -> None:
         """Unpack a tar archive into a folder."""
         await self._send("file.unpack", path, path_fields(path), archive)

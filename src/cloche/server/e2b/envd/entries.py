@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
@@ -45,13 +45,13 @@ def rights_of(name: str) -> tuple[FileRights, ...]:
     return own, FileRights(user=ROOT, owner=name or ACCOUNT, at_home=True)
 
 
-async def with_rights(name: str, work: Work) -> Any:  # noqa: ANN401 - what the work returns
+async def with_rights(rights: Sequence[FileRights], work: Work, can_repeat: Callable[[], bool] = lambda: True) -> Any:  # noqa: ANN401 - what the work returns
     """Return what work returns with the first rights that are enough. Raises its first error."""
-    first, *more = rights_of(name)
+    first, *more = rights
     try:
         return await work(first)
     except SandboxFileRefused as error:
-        if error.kind != "permission" or not more:
+        if error.kind != "permission" or not more or not can_repeat():
             raise
         try:
             return await work(more[0])
@@ -63,7 +63,7 @@ async def enter_with_rights(
     stack: AsyncExitStack, name: str, begin: Callable[[FileRights], AbstractAsyncContextManager[T]]
 ) -> T:
     """Return what a block yields with the first rights that are enough. Raises its first error."""
-    return cast("T", await with_rights(name, lambda rights: stack.enter_async_context(begin(rights))))
+    return cast("T", await with_rights(rights_of(name), lambda rights: stack.enter_async_context(begin(rights))))
 
 
 def basic_user(call: Call) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from starlette.responses import JSONResponse, Response
 
-from cloche.core.errors import InvalidRequest, SandboxFileError, SandboxFileRefused
+from cloche.core.errors import InvalidRequest, SandboxFileError
 from cloche.core.processes import FilePart, FileRights
 from cloche.wire.attachments import OpenedSandbox
 
@@ -32,6 +32,8 @@ SNIFFED_BYTES = 512
 GZIPPED_AT_ONCE = 1 << 14  # bytes that are compressed on the event loop
 GZIP, GZIP_LEVEL = 31, 1
 OCTETS = "application/octet-stream"
+MOST_TOGETHER, TOGETHER_BYTES, PATH_COSTS = 64, 1 << 20, 32  # small files of one operation; bytes for one of a path
+NAMELESS = "error getting multipart custom part file name: filename not found in Content-Disposition header"
 TWICE = (
     "you cannot upload multiple files to the same path '{}' in one upload request, only the first specified file was "
     "uploaded"
@@ -166,6 +168,7 @@ async def upload(call: Call) -> Response:
         else:
             sent = printable(content_type)[:80]
             raise E2BError(400, f"unsupported content type: {sent}, expected multipart/form-data or {OCTETS}")
+        await writing.flush()
         await use.service.record("sandbox", what="upload", path=printable(", ".join(writing.paths)[:1000]))
         return JSONResponse(writing.entries)
 
@@ -184,56 +187,65 @@ def _yes() -> bool:
 
 
 class _Writing:
-    """Write the files of one upload, and hold what is answered about them."""
+    """Write the files of one upload, small ones together, and hold what is answered about them."""
 
     def __init__(self, live: OpenedSandbox, user: str, metadata: Mapping[str, str]):
         self._live, self._rights, self._metadata = live, rights_of(user), metadata
         self.entries: list[dict[str, Any]] = []
         self.paths: list[str] = []
-        self._targets: set[str] = set()
+        self._small: list[tuple[str, bytes]] = []
 
     async def write(self, path: str, content: AsyncIterator[bytes]) -> None:
-        """Write one file. Raises E2BError."""
+        """Write one file, or keep a small one for `flush`. Raises E2BError."""
         begin, is_whole = await beginning(content)
+        if is_whole:
+            self._small.append((path, begin))
+            size = sum(len(data) + len(path) * PATH_COSTS for path, data in self._small)
+            if len(self._small) >= MOST_TOGETHER or size >= TOGETHER_BYTES:
+                await self.flush()
+            return
+        await self.flush()
+        long = Repeatable(begin, content)
+
+        async def work(by: FileRights) -> Sequence[str]:
+            return [await self._live.write_path(path, long.pieces(), metadata=self._metadata, by=by)]
+
+        await self._do(work, lambda: long.can_repeat)
+
+    async def flush(self) -> None:
+        """Write the small files that were kept. Raises E2BError."""
+        files, self._small = self._small, []
+
+        async def work(by: FileRights) -> Sequence[str]:
+            return await self._live.write_paths(files, metadata=self._metadata, by=by)
+
+        if files:
+            await self._do(work, _yes)
+
+    async def _do(self, work: Callable[[FileRights], Awaitable[Sequence[str]]], can_repeat: Callable[[], bool]) -> None:
         try:
-            written = await (self._write(path, lambda: begin) if is_whole else self._write_long(path, begin, content))
+            written = await with_rights(self._rights, work, can_repeat)
         except SandboxFileError as error:
             raise _as_write_error(error) from error
         except InvalidRequest as error:
             raise E2BError(400, printable(str(error))) from error
-        entry = {"path": printable(written), "name": printable(written.rpartition("/")[2]), "type": "file"}
-        self.paths.append(written)
-        self.entries.append({**entry, "metadata": dict(self._metadata)} if self._metadata else entry)
-
-    async def _write_long(self, path: str, begin: bytes, rest: AsyncIterator[bytes]) -> str:
-        content = Repeatable(begin, rest)
-        return await self._write(path, content.pieces, lambda: content.can_repeat)
-
-    async def _write(
-        self, path: str, content: Callable[[], bytes | AsyncIterator[bytes]], can_repeat: Callable[[], bool] = _yes
-    ) -> str:
-        first, *more = self._rights
-        try:
-            return await self._live.write_path(path, content(), metadata=self._metadata, by=first)
-        except SandboxFileRefused as error:
-            if error.kind != "permission" or not more or not can_repeat():
-                raise
-            try:
-                return await self._live.write_path(path, content(), metadata=self._metadata, by=more[0])
-            except SandboxFileError as second:
-                raise (error if second.kind == "user" else second) from error
+        metadata = {"metadata": dict(self._metadata)} if self._metadata else {}
+        for path in written:
+            entry = {"path": printable(path), "name": printable(path.rpartition("/")[2]), "type": "file"}
+            self.paths.append(path)
+            self.entries.append({**entry, **metadata})
 
     async def write_form(self, form: Form, path: str | None) -> None:
         """Write the parts with the name `file`, each to the path that is its file name, or all to one path."""
+        targets: set[str] = set()
         async for part in form.parts():
             if part.name != "file":
                 continue
-            if path is None and part.filename is None:
-                raise E2BError(400, "error getting multipart custom part file name: filename not found")
-            target = path if path is not None else part.filename or ""
-            if target in self._targets:
-                raise E2BError(400, TWICE.format(printable(target)[:4096]))
-            self._targets.add(target)
+            target = path if path is not None else part.filename
+            if target is None or target in targets:
+                await self.flush()
+                raise E2BError(400, NAMELESS if target is None else TWICE.format(printable(target)[:4096]))
+            targets.add(target)
             await self.write(target, part.content)
 
 
@@ -261,7 +273,7 @@ async def compose(call: Call) -> Response:
     async with call.use() as use:
         live: OpenedSandbox = use.held.live
         try:
-            written = await with_rights(user, work)
+            written = await with_rights(rights_of(user), work)
         except SandboxFileError as error:
             kinds = {"not_found": "source file not found: {}", "not_regular": "source path is not a regular file: {}"}
             raise file_error(error, kinds[error.kind].format(error.path) if error.kind in kinds else "") from error

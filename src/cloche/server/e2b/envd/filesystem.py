@@ -14,7 +14,7 @@ from cloche.wire.attachments import OpenedSandbox
 from ..calls import Call
 from ..errors import E2BError
 from .connect import Encoded, unary
-from .entries import as_entry, basic_user, file_error, printable, with_rights
+from .entries import as_entry, basic_user, file_error, printable, rights_of, with_rights
 
 SERVICE = "filesystem.Filesystem"
 MOST_DEPTH = 1 << 32
@@ -40,7 +40,7 @@ async def _do(call: Call, kinds: Mapping[str, str], work: Any) -> Any:  # noqa: 
     async with call.use() as use:
         live: OpenedSandbox = use.held.live
         try:
-            return await with_rights(name, lambda rights: work(live, rights))
+            return await with_rights(rights_of(name), lambda rights: work(live, rights))
         except SandboxFileError as error:
             raise file_error(error, _message(kinds, error)) from error
 
