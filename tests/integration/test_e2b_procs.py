@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.harness import e2b
+from tests.harness import e2b, service
 
 HEAD = struct.Struct(">BI")
 TYPE = "application/connect+json"
@@ -190,7 +192,7 @@ def test_a_reader_that_reads_nothing_holds_nobody_up(processes: Processes) -> No
         with processes.stream("Connect", {"process": {"pid": pid}}) as busy:
             events = list(busy)
         assert end(events)["exitCode"] == 0
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 40
         assert code(list(idle)) == "resource_exhausted"
 
 
@@ -274,3 +276,45 @@ def test_a_stream_is_kept_open_by_events(processes: Processes) -> None:
         pid = next(events)["event"]["start"]["pid"]
         assert next(events) == {"event": {"keepalive": {}}}
         processes.call("SendSignal", process={"pid": pid}, signal=9)
+
+
+@pytest.mark.soak
+def test_processes_go_on_when_the_service_is_killed(tmp_path: Path) -> None:
+    """The next one finds them: their further output, what nobody has read of it, and ends that nobody has heard of."""
+    first = e2b.start(tmp_path)
+    before = create(first)
+    started = []
+    for line in ("read; echo unread; read; exit 5", "exit 6"):
+        with before.stream("Start", shell(line, stdin=True)) as events:
+            started.append(next(events)["event"]["start"]["pid"])
+    before.call("SendInput", process={"pid": started[0]}, input={"stdin": "Cg=="})
+    first.service.end(signal.SIGKILL)
+    second = e2b.start(tmp_path, key=first.key)
+    with service.ending(second.service, tmp_path):
+        after = Processes(service=second, sandbox_id=before.sandbox_id, token=before.token)
+        assert [row["pid"] for row in after.call("List")["processes"]] == started[:1]
+        with after.stream("Connect", {"process": {"pid": started[0]}}) as events:
+            next(events)
+            after.call("SendInput", process={"pid": started[0]}, input={"stdin": "Cg=="})
+            rest = list(events)
+            assert output(rest) == b"unread\n"
+            assert end(rest)["exitCode"] == 5
+        with after.stream("Connect", {"process": {"pid": started[1]}}) as events:
+            assert end(list(events))["exitCode"] == 6
+
+
+@pytest.mark.soak
+def test_a_stream_of_input_may_rest(processes: Processes) -> None:
+    """Longer than the time in which a body must have a rate."""
+    with processes.stream("Start", shell("read x; echo got $x", stdin=True)) as events:
+        pid = next(events)["event"]["start"]["pid"]
+
+        def slow() -> Iterator[bytes]:
+            yield framed({"start": {"process": {"pid": pid}}})
+            time.sleep(75)
+            yield framed({"data": {"input": {"stdin": base64.b64encode(b"late\n").decode()}}})
+
+        with processes.client() as client:
+            answer = client.post("/process.Process/StreamInput", headers={"Content-Type": TYPE}, content=slow())
+            assert list(unframed(answer)) == [{}, {}]
+        assert output(list(events)) == b"got late\n"

@@ -116,6 +116,7 @@ class SharedOutput:
             raise TooSlow(f"process {self.process.id} has {MOST_READERS} readers, the maximum")
         reader = OutputReader(self)
         self.readers.add(reader)
+        self._taken.set()  # how long another one is waited for depends on it
         return reader
 
     async def _read(self) -> None:
