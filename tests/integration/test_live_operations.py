@@ -57,6 +57,13 @@ class Scene:
             await process.close()
 
 
+async def control(scene: Scene) -> None:
+    """Reach a process without its output."""
+    process = await scene.sandbox.control_process({"id": scene.worst.id})
+    process.signal(0)
+    await process.close()
+
+
 async def attach(scene: Scene) -> None:
     """Come back to a process that goes on."""
     process = await scene.sandbox.start_process(ProcessRequest(argv=("sleep", "1000"), kept=True))
@@ -149,6 +156,7 @@ FILES: dict[str, Callable[[LiveSandbox], Awaitable[object]]] = {
 MEASURED: dict[str, Callable[[Scene], Awaitable[object]]] = {
     "start": lambda scene: asyncio.gather(*(scene.command("true") for _ in range(BESIDE))),
     "attach": attach,
+    "control": control,
     "output": lambda scene: scene.ask("output", id=scene.worst.id),
     "processes": lambda scene: scene.sandbox.list_processes(),
     "usage": lambda scene: scene.ask("usage"),

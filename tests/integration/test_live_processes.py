@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.backends import live as live_backend
+from cloche.backends import live_process
 from cloche.core.events import Event, OutputChunk, Started
 from cloche.core.processes import Detached
 from cloche.sync import Process
@@ -251,7 +251,7 @@ def test_a_process_is_found_again_by_its_id(opened: cloche.Sandbox) -> None:
     result = other.wait()
     assert (result.stdout, result.exit_code) == ("got word\n", 5)
     assert opened.process(process.id).wait().exit_code == 5
-    with pytest.raises(cloche.InvalidRequest, match="no process 'nobody'"):
+    with pytest.raises(cloche.InvalidRequest, match="no process with id 'nobody'"):
         opened.process("nobody")
 
 
@@ -303,8 +303,8 @@ def test_closing_a_sandbox_ends_what_waits() -> None:
 
 def test_an_init_that_is_late_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where pid 1 says nothing of a command that has to start, or to end, the sandbox is closed."""
-    monkeypatch.setattr(live_backend, "LATE_S", 0.4)
-    monkeypatch.setattr(live_backend, "START_S", 0.4)
+    monkeypatch.setattr(live_process, "LATE_S", 0.4)
+    monkeypatch.setattr(live_process, "START_S", 0.4)
 
     async def scenario() -> None:
         for is_starting, match in ((True, "did not answer"), (False, "after its time-out")):
@@ -319,7 +319,7 @@ def test_an_init_that_is_late_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_paused_init_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of a command stands still with it, and whoever waits for its end waits as long, and longer no more."""
-    monkeypatch.setattr(live_backend, "LATE_S", 0.4)
+    monkeypatch.setattr(live_process, "LATE_S", 0.4)
 
     async def scenario() -> None:
         async with cloche.AsyncSandbox(live=True) as sandbox:
