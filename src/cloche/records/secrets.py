@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import func, select, update
@@ -25,6 +25,7 @@ from .ids import new_id, now
 from .tables import StoredSecret
 
 TERMS = ("hosts", "format", "foreign", "places", "files_inside")  # of a Secret, beside its value
+NOTES = "notes"
 MOST_STORED = 256  # of a project
 MOST_KEY_FILE = 4_096
 MAKE_ONE = "make one with: (umask 077; head -c 32 /dev/urandom | base64 > secrets.key)"
@@ -48,8 +49,10 @@ def read_key(path: str) -> SealingKey:
 class SecretFacts:
     """Describe a stored secret, without its value."""
 
+    id: str
     name: str
     hosts: tuple[str, ...]
+    notes: Mapping[str, Any]  # of who stored it, such as labels; authenticated with the value
     created_at: str
     changed_at: str
     changed_by: str
@@ -71,7 +74,14 @@ def list_secrets(session: Session, *, project: str) -> list[SecretFacts]:
 
 
 def store_secret(
-    session: Session, key: SealingKey, name: str, secret: Secret, *, project: str, by: str
+    session: Session,
+    key: SealingKey,
+    name: str,
+    secret: Secret,
+    *,
+    project: str,
+    by: str,
+    notes: Mapping[str, Any] | None = None,
 ) -> tuple[SecretFacts, bool]:
     """Store a secret, or replace it; return its facts, and whether it is new. Raises Conflict for too many."""
     row = session.scalars(_rows(project, name)).first()
@@ -82,7 +92,7 @@ def store_secret(
             raise Conflict(f"this project has {count} secrets, the most there may be; remove one")
         row = StoredSecret(id=new_id("secret"), project=project, name=name, created_at=now())
         session.add(row)
-    row.terms = {name: _plain(getattr(secret, name)) for name in TERMS}
+    row.terms = {**{name: _plain(getattr(secret, name)) for name in TERMS}, **({NOTES: notes} if notes else {})}
     row.sealed, row.key_mark = key.seal(secret.value or "", _about(row)), key.mark
     row.changed_at, row.changed_by = now(), by
     return _facts(row), is_new
@@ -118,7 +128,7 @@ def _opened(row: StoredSecret, key: SealingKey | None) -> Secret:
             f"secrets: the row of {row.name} in the database was changed by something else.",
             remedy="Store the secret again.",
         ) from None
-    return Secret(value=value, **row.terms)
+    return Secret(value=value, **{name: row.terms[name] for name in TERMS})
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a field of a Secret
@@ -144,6 +154,7 @@ def _rows(project: str, name: str | None = None) -> Any:  # noqa: ANN401 - a Sel
 
 def _facts(row: StoredSecret) -> SecretFacts:
     return SecretFacts(
-        name=row.name, hosts=tuple(row.terms["hosts"]), created_at=row.created_at, changed_at=row.changed_at,
-        changed_by=row.changed_by, last_used_at=row.last_used_at, key_mark=row.key_mark,
+        id=row.id, name=row.name, hosts=tuple(row.terms["hosts"]), notes=row.terms.get(NOTES, {}),
+        created_at=row.created_at, changed_at=row.changed_at, changed_by=row.changed_by,
+        last_used_at=row.last_used_at, key_mark=row.key_mark,
     )  # fmt: skip

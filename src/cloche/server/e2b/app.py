@@ -20,7 +20,7 @@ from .target import CODE, ENVD, Target, target_of
 # The modules with a table `ROWS`, of the control plane and of the two ports that are served here.
 CONTROL = (
     "sandbox_metrics", "sandbox_logs", "sandbox_lists", "sandboxes", "network", "signed_files", "snapshots",
-    "build_files", "template_tags", "template_builds", "template_routes", "teams", "volumes",
+    "build_files", "template_tags", "template_builds", "template_routes", "teams", "volumes", "secrets",
 )  # fmt: skip
 ENVD_PARTS = (
     "envd.health", "envd.processes", "envd.filesystem", "envd.watches", "envd.files", "envd.environment",

@@ -1,9 +1,9 @@
 """The request that creates a sandbox: its fields, and what of them is stored in the sandbox's row.
 
-`document["e2b"]` of a row has `templateID`, `alias`, `metadata`, `envVars`, `templateEnvVars`, `workdir` and `user` (of
-the template, or None), `autoResume`, `timeout` (seconds asked for at creation), `network`, `allowInternetAccess` and
-`volumeMounts` as they were sent. Beside it, `endsAt` and `atEnd` are the end of the life and what happens then, of each
-sandbox of the service.
+`document["e2b"]` of a row has `templateID`, `alias`, `metadata`, `envVars`, `secrets` (names of variables that are not
+among these), `templateEnvVars`, `workdir` and `user` (of the template, or None), `autoResume`, `timeout` (seconds asked
+for at creation), `network`, `allowInternetAccess` and `volumeMounts` as they were sent. Beside it, `endsAt` and `atEnd`
+are the end of the life and what happens then, of each sandbox of the service.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from cloche.wire.sandboxes import MOST_LIFETIME_S
 
 from .calls import E2BModel, e2b_id
 from .errors import E2BError
+from .filled import named_secrets, without_secrets
 from .states import ENDS, KEEPS_FILES, PAUSES
 from .templates import Template
 
@@ -130,7 +131,8 @@ def document_of(body: NewSandbox, template: Template, timeout_s: int) -> dict[st
         "e2b": {
             "templateID": template.id, "alias": template.alias, "templateEnvVars": dict(template.env),
             "workdir": template.workdir, "user": template.user,
-            "metadata": body.metadata or {}, "envVars": body.env_vars or {}, "timeout": timeout_s,
+            "metadata": body.metadata or {}, "envVars": without_secrets(body.env_vars or {}), "timeout": timeout_s,
+            "secrets": named_secrets(body.env_vars or {}),
             "autoResume": bool(body.auto_resume and body.auto_resume.enabled), "network": sent.get("network"),
             "allowInternetAccess": body.allow_internet_access, "volumeMounts": sent.get("volumeMounts", []),
         },

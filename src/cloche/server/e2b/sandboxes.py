@@ -26,6 +26,7 @@ from .errors import E2BError
 from .network import begin_network, network_options
 from .new_sandbox import NewSandbox, Seconds, check_supported, check_timeout, document_of, environment_of
 from .options import ENVD_VERSION
+from .secrets import secret_options
 from .start_commands import make_ready, start_and_wait
 from .templates import Template, find_template
 
@@ -81,6 +82,7 @@ async def open_sandbox(
 ) -> SandboxFacts:
     """Open a sandbox of a template, and return its row when it is ready. Raises E2BError, Refused, ClocheError."""
     options = {**template.options, **await network_options(call, caller, body)}
+    options |= await secret_options(call, caller, body.env_vars or {})
     terms = Terms(lifetime_s=timeout_s, at_end=body.at_end)
     document = document_of(body, template, timeout_s)
 

@@ -18,12 +18,12 @@ from cloche.wire.callers import Caller
 from ..forks import MOST_FORKS, with_files_of
 from .calls import Call, E2BModel, Row
 from .errors import E2BError, as_e2b
+from .filled import with_secrets
 from .new_sandbox import NewSandbox, check_timeout
+from .paging import page_of
 from .sandboxes import DEFAULT_TIMEOUT_S, as_sandbox, open_sandbox
 from .states import ENDS, KEEPS_FILES
 from .templates import Template, e2b_id, find_template, may_change, split
-
-MOST_LIMIT, LIMIT = 100, 100
 
 
 class E2BSnapshot(E2BModel):
@@ -87,18 +87,6 @@ async def listed(call: Call) -> Response:
     return JSONResponse([as_snapshot(row) for row in rows if may_change(caller, row)], headers=headers)
 
 
-def page_of(call: Call) -> tuple[int, str | None]:
-    """Return the limit and the token of a list. Raises E2BError (400)."""
-    query = call.request.query_params
-    text = query.get("limit", str(LIMIT))
-    if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MOST_LIMIT):
-        raise E2BError(400, f"limit: {text[:20]!r} is not a number from 1 to {MOST_LIMIT}")
-    token = query.get("nextToken")
-    if token is not None and not (token.isascii() and len(token) <= 64):
-        raise E2BError(400, "nextToken: this is not one of ours")
-    return int(text), token or None
-
-
 async def fork(call: Call) -> Response:
     """Open sandboxes with the files, metadata, variables and network of one; each succeeds or fails on its own."""
     caller, facts = await call.sandbox("fork")
@@ -120,7 +108,8 @@ def _as_new(facts: SandboxFacts) -> NewSandbox:
     """Return the request that creates a sandbox like one."""
     own, at_end = facts.document["e2b"], facts.document.get("atEnd", ENDS)
     return NewSandbox.model_validate({
-        "templateID": own["templateID"], "metadata": own["metadata"], "envVars": own["envVars"],
+        "templateID": own["templateID"], "metadata": own["metadata"],
+        "envVars": with_secrets(own["envVars"], own.get("secrets", [])),
         "network": own.get("network"), "allow_internet_access": own.get("allowInternetAccess"),
         "autoPause": at_end != ENDS, "autoPauseMemory": at_end != KEEPS_FILES,
         "autoResume": {"enabled": own["autoResume"]},

@@ -18,7 +18,7 @@ from .defaults import DEFAULTS
 from .errors import E2BError
 from .options import ENVD_VERSION
 from .own_templates import OwnTemplate
-from .snapshots import page_of
+from .paging import page_of
 from .templates import e2b_id, find_own, own_templates, split
 
 NEVER = "1970-01-01T00:00:00.000Z"
