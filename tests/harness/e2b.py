@@ -34,7 +34,8 @@ class E2BService:
     @property
     def variables(self) -> dict[str, str]:
         """Return the variables that E2B's SDKs read."""
-        return {"E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url, "E2B_API_KEY": self.key}
+        addresses = dict.fromkeys(("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL"), self.url)
+        return {**addresses, "E2B_API_KEY": self.key}
 
     def environment(self, home: Path) -> dict[str, str]:
         """Return the whole environment of a program that uses an SDK."""

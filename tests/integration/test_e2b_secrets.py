@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import os
 from pathlib import Path
 
 import httpx
@@ -15,19 +13,18 @@ VALUE = "sk-test-0123456789abcdef"
 
 def test_secrets_are_stored_and_filled(tmp_path: Path) -> None:
     """Five routes by id and name, versions, metadata; a placeholder in a variable; no answer has a value."""
-    key = tmp_path / "secrets.key"
-    key.write_bytes(base64.b64encode(os.urandom(32)))
-    with (
-        e2b.serving(tmp_path, "--secrets-key", str(key)) as running,
-        running.http(**{"X-API-KEY": running.key}) as http,
-    ):
+    with e2b.serving(tmp_path) as running, running.http(**{"X-API-KEY": running.key}) as http:
         new = {"name": "My-Token", "value": VALUE, "metadata": {"hosts": "api.example.org", "team": "a"}}
         made = http.post("/secrets", json=new)
         assert made.status_code == 201, made.text
         row = made.json()
         assert (row["name"], row["currentVersion"], row["metadata"]) == ("my-token", 1, new["metadata"])
         assert http.post("/secrets", json=new).status_code == 409
-        assert http.post("/secrets", json={**new, "name": "other", "metadata": {}}).status_code == 400
+        assert http.post("/secrets", json={**new, "name": "homeless", "metadata": {}}).status_code == 201
+        filled = {"templateID": "base", "envVars": {"HOMELESS": "${e2b.secrets.homeless}"}}
+        refused = http.post("/v2/sandboxes", json=filled)
+        assert (refused.status_code, "hosts" in refused.text) == (400, True)
+        assert http.delete("/secrets/homeless").status_code == 204
         changed = http.post("/secrets/my-token", json={"value": VALUE[::-1]})
         assert changed.json()["currentVersion"] == 2
         assert http.get(f"/secrets/{row['secretID']}").json() == http.get("/secrets").json()[0] == changed.json()

@@ -101,7 +101,7 @@ async def serving(command: ServeCommand) -> None:
             "--tls-key, --self-signed, or --allow-public if a proxy in front of the service has TLS"
         )
     check_capacity(command.most_sandboxes)
-    if (places := _secrets(command))["secrets_key"]:
+    if (places := _secrets(command))["secrets_key"] or command.e2b is not None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     options = ServiceOptions(
         options=command.options, roots=tuple(read_root(root) for root in command.roots), is_secure=is_secure,
@@ -111,7 +111,8 @@ async def serving(command: ServeCommand) -> None:
         ends_sandboxes=command.ends_sandboxes, most_sandboxes=command.most_sandboxes,
         spare_sandboxes=command.spare_sandboxes, is_debugging=command.is_debugging,
         has_sandbox_fusion=command.has_sandbox_fusion, has_agents=command.has_agents,
-        secrets_from=places["secrets_from"], secrets_key=places["secrets_key"], snapshots_bytes=command.snapshots_bytes,
+        secrets_from=places["secrets_from"], secrets_key=places["secrets_key"],
+        makes_secrets_key=command.e2b is not None, snapshots_bytes=command.snapshots_bytes,
     )  # fmt: skip
     address_host = _check_worker_address(command)
     listener = http.listen(command.host, command.port)

@@ -7,7 +7,10 @@ name of it cannot be stored.
 from __future__ import annotations
 
 import asyncio
+import base64
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,10 +21,20 @@ from cloche.core.secret_names import OperatorSecret, unknown
 from cloche.core.secrets import Secret
 from cloche.records.database import Database
 from cloche.records.secrets import MAKE_ONE, list_secrets, note_use, open_secrets, read_key
-from cloche.sealing import SealingKey
+from cloche.sealing import KEY_BYTES, SealingKey
 from cloche.wire.secrets import SecretFolder
 
-BY = "this service"
+BY, OWN_KEY = "this service", "secrets.key"
+
+
+def own_key(folder: str) -> str:
+    """Return the path of a key in the folder of the records, which is made at the first call. Blocks."""
+    path = os.path.join(folder, OWN_KEY)
+    with suppress(FileExistsError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "wb") as file:
+            file.write(base64.b64encode(os.urandom(KEY_BYTES)))
+    return path
 
 
 class ServiceSecrets:

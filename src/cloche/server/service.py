@@ -52,7 +52,7 @@ from .sandbox_rows import MOST_LIVING, Room
 from .sandbox_templates import MOST_BYTES as MOST_TEMPLATE_BYTES
 from .sandbox_templates import Templates
 from .sandboxes import KEEP_S, Sandboxes
-from .secrets import ServiceSecrets
+from .secrets import ServiceSecrets, own_key
 
 T = TypeVar("T")
 DRAIN_S = 30.0
@@ -99,6 +99,7 @@ class ServiceOptions:
     has_agents: bool = False
     secrets_from: str = ""
     secrets_key: str = ""
+    makes_secrets_key: bool = False
     snapshots_bytes: int = MOST_TEMPLATE_BYTES
 
 
@@ -123,7 +124,8 @@ class Service:
             keep_s=options.keep_sandboxes_s, room=Room(most=options.most_sandboxes), spares=options.spare_sandboxes,
         )  # fmt: skip
         self.templates = Templates(database, self.writer, self.worker, most_bytes=options.snapshots_bytes)
-        self.secret_store = ServiceSecrets(database, folder=options.secrets_from, key=options.secrets_key)
+        key = options.secrets_key or (own_key(database.folder) if options.makes_secrets_key else "")
+        self.secret_store = ServiceSecrets(database, folder=options.secrets_from, key=key)
         self.peers = Peers(database, self.writer, self.worker)
         self.approvals = ApprovalWatch(self.read)
         self.wire = WireLoad()

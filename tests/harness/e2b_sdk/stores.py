@@ -3,61 +3,36 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from e2b import InvalidArgumentException, NotFoundException, SandboxException
+from e2b import InvalidArgumentException, SandboxException
 
 from .both import Both
 from .rows import shows
 
-
-@shows("Volume.create", "Volume.connect", "Volume.get_info", "Volume.list", "Volume.destroy")
-async def volumes(sdk: Both) -> None:
-    """A volume is made, listed, found again and destroyed once."""
-    name = f"volume-{time.time_ns()}"
-    volume = await sdk(sdk.Volume.create(name))
-    assert (volume.name, bool(volume.volume_id), bool(volume.token)) == (name, True, True)
-    assert (volume.volume_id, name) in [(item.volume_id, item.name) for item in await sdk(sdk.Volume.list())]
-    assert (await sdk(sdk.Volume.get_info(volume.volume_id))).name == name
-    assert (await sdk(sdk.Volume.connect(volume.volume_id))).name == name
-    await sdk.raises(SandboxException, lambda: sdk.Volume.create(name))
-    assert await sdk(sdk.Volume.destroy(volume.volume_id)) is True
-    assert await sdk(sdk.Volume.destroy(volume.volume_id)) is False
-    await sdk.raises(NotFoundException, lambda: sdk.Volume.get_info(volume.volume_id))
-
-
-@shows(
-    "Volume.write_file", "Volume.read_file", "Volume.list", "Volume.make_dir", "Volume.exists", "Volume.get_info",
-    "Volume.remove", "Volume.update_metadata",
+NO_VOLUMES = "there are no volumes here: use a snapshot, a template, or `files`"
+OF_VOLUMES = (
+    "connect", "create", "destroy", "exists", "get_info", "list", "make_dir", "read_file", "remove", "update_metadata",
+    "write_file",
 )  # fmt: skip
-async def volume_files(sdk: Both) -> None:
-    """Files of a volume, without a sandbox; and the same in a sandbox that has it mounted."""
-    volume = await sdk(sdk.Volume.create(f"files-{time.time_ns()}"))
-    try:
-        await sdk(volume.make_dir("/folder"))
-        written = await sdk(volume.write_file("/folder/file", "héllo"))
-        assert (written.name, written.size) == ("file", 6)
-        assert await sdk(volume.read_file("/folder/file")) == "héllo"
-        assert bytes(await sdk(volume.read_file("/folder/file", format="bytes"))) == "héllo".encode()
-        assert [item.name for item in await sdk(volume.list("/folder"))] == ["file"]
-        assert [await sdk(volume.exists(path)) for path in ("/folder/file", "/no")] == [True, False]
-        assert (await sdk(volume.update_metadata("/folder/file", mode=0o600))).mode & 0o777 == 0o600
-        assert (await sdk(volume.get_info("/folder/file"))).size == 6
-        await sdk.raises(NotFoundException, lambda: volume.read_file("/no"))
-        await _mounted(sdk, volume)
-        await sdk(volume.remove("/folder/file"))
-        assert await sdk(volume.exists("/folder/file")) is False
-    finally:
-        await sdk(sdk.Volume.destroy(volume.volume_id))
 
 
-async def _mounted(sdk: Both, volume: Any) -> None:
-    sandbox = await sdk.create(timeout=100, volume_mounts={"/mnt/data": volume})
-    assert await sdk(sandbox.files.read("/mnt/data/folder/file", user="root")) == "héllo"
-    await sdk(sandbox.commands.run("echo inside >/mnt/data/from-inside", user="root"))
-    assert await sdk(volume.read_file("/from-inside")) == "inside\n"
-    await sdk(sandbox.kill())
-    assert await sdk(volume.read_file("/from-inside")) == "inside\n"
+@shows(refused={f"Volume.{name}": NO_VOLUMES for name in OF_VOLUMES})
+async def volumes(sdk: Both) -> None:
+    """Each method is refused with what there is instead, and so is a sandbox with a volume."""
+    volume = sdk.Volume(volume_id="volume", name="volume", token="token")
+    for ask in (
+        lambda: sdk.Volume.create("volume"), lambda: sdk.Volume.list(), lambda: sdk.Volume.get_info("volume"),
+        lambda: sdk.Volume.connect("volume"), lambda: sdk.Volume.destroy("volume"),
+    ):  # fmt: skip
+        assert "no volumes" in str(await sdk.raises(Exception, ask))
+    for ask in (
+        lambda: volume.make_dir("/a"), lambda: volume.write_file("/a", "x"), lambda: volume.read_file("/a"),
+        lambda: volume.list("/"), lambda: volume.exists("/a"), lambda: volume.get_info("/a"),
+        lambda: volume.update_metadata("/a", mode=0o600), lambda: volume.remove("/a"),
+    ):  # fmt: skip
+        await sdk.raises(Exception, ask)
+    error = await sdk.raises(SandboxException, lambda: sdk.create(timeout=100, volume_mounts={"/mnt": volume}))
+    assert "no volumes" in str(error)
 
 
 @shows(
@@ -78,7 +53,7 @@ async def secrets(sdk: Both) -> None:
     assert await sdk(sdk.Secret.destroy(name)) is True
     assert await sdk(sdk.Secret.destroy(name)) is False
     assert await sdk(sdk.Secret.exists(name)) is False
-    await sdk.raises(NotFoundException, lambda: sdk.Secret.get_info(name))
+    assert "not found" in str(await sdk.raises(Exception, lambda: sdk.Secret.get_info(name)))
 
 
 @shows("Secret.fill", refused={"Secret.iam_token": "`create(iam=…)` is refused: there is no workload identity here"})

@@ -1,8 +1,8 @@
 """Secrets, which are the service's own: stored encrypted, and put into requests to their hosts outside of sandboxes.
 
 E2B's name `openai-api-key` is the service's `OPENAI_API_KEY`. The hosts that get a value are those of the known
-provider, or `metadata["hosts"]`, separated by commas. A sandbox has the secrets whose placeholder (`Secret.fill`) is
-the value of the variable with their name in `envVars`.
+provider, or `metadata["hosts"]`, separated by commas; without any it is stored, and no sandbox can have it. A sandbox
+has the secrets whose placeholder (`Secret.fill`) is the value of the variable with their name in `envVars`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr
 from starlette.responses import JSONResponse, Response
 
+from cloche.core.errors import InvalidRequest
 from cloche.core.secrets import MOST_BYTES, Secret, check_value, make_placeholder, read_secret
 from cloche.records.secrets import SecretFacts, list_secrets, remove_secret, store_secret
 from cloche.wire.callers import Caller
@@ -84,7 +85,7 @@ async def _store(
     hosts = tuple(host.strip() for host in metadata.get(HOSTS, "").split(",") if host.strip())
     text = check_value(own, value.get_secret_value().encode())
     make_placeholder(own, text, random.choice)  # for a value without one
-    secret = read_secret(own, Secret(value=text, hosts=hosts))
+    secret = _with_hosts(own, Secret(value=text, hosts=hosts))
     key = await call.service.secret_store.key_for(own, caller.project)
     await call.service.record("secret", what="stored", name=own, hosts=list(secret.hosts))
     notes = {"name": name.strip().lower(), "metadata": dict(metadata), "version": version}
@@ -93,6 +94,16 @@ async def _store(
     )
     facts, _ = await call.service.write(storing)
     return as_dict(facts)
+
+
+def _with_hosts(name: str, secret: Secret) -> Secret:
+    """Return a secret with the hosts of its provider. One without hosts is stored, and no sandbox can have it."""
+    try:
+        return read_secret(name, secret)
+    except InvalidRequest:
+        if secret.hosts:
+            raise
+        return secret
 
 
 async def create(call: Call) -> Response:
