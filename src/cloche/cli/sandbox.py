@@ -384,7 +384,10 @@ def _install(name: str, packages: tuple[str, ...]) -> int:
 @_name
 @_no_memory
 def _pause(name: str, no_memory: bool) -> int:
-    """Stop all processes of a sandbox, and its clocks: it does not end by time until it is resumed."""
+    """Stop all processes and clocks of a sandbox.
+
+    It does not end by time until it is resumed.
+    """
     visit(name, "pause", memory=not no_memory)
     return 0
 
@@ -393,7 +396,7 @@ def _pause(name: str, no_memory: bool) -> int:
 @_name
 @_no_memory
 def _resume(name: str, no_memory: bool) -> int:
-    """Continue the processes of a paused sandbox, and its clocks."""
+    """Continue the processes and clocks of a sandbox."""
     visit(name, "resume", memory=not no_memory)
     return 0
 
@@ -403,7 +406,7 @@ def _resume(name: str, no_memory: bool) -> int:
 @argument("time", metavar="TIME", help="The time that it has left from now on: 90, or 30m.")
 @_at_end
 def _lifetime(name: str, time: str, at_end: str | None) -> int:
-    """Set how long a sandbox goes on from now on, and what happens then."""
+    """Set how much time a sandbox has left, and what happens then."""
     from cloche.core.limits import parse_duration
     from cloche.keeper.attach import check_at_end
 

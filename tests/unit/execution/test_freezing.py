@@ -18,7 +18,7 @@ def test_a_call_that_is_cancelled_while_its_sandbox_is_paused_resumes_it() -> No
         asked: list[str] = []  # noqa: RUF012 - of one object
         is_sent, is_done = asyncio.Event(), asyncio.Event()
 
-        async def ask(self, order: str) -> None:
+        async def ask(self, order: str, **_: object) -> None:
             self.asked.append(order)
             self.is_sent.set()
             await self.is_done.wait()
