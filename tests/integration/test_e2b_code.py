@@ -100,7 +100,11 @@ def interpreter_context(interpreter: Interpreter, **fields: object) -> str:
         ("ts", "const one: string = process.env.ONE ?? 'None'; console.log(process.env.GIVEN, one)"),
         ("bash", "echo $GIVEN ${ONE-None}"),
         ("r", 'cat(paste0(Sys.getenv("GIVEN"), " ", Sys.getenv("ONE", "None"), "\\n"))'),
-        ("java", 'System.out.println(System.getProperty("GIVEN") + " " + System.getProperty("ONE", "None"))'),
+        pytest.param(
+            "java",
+            'System.out.println(System.getProperty("GIVEN") + " " + System.getProperty("ONE", "None"))',
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_variables_of_the_sandbox_stay_and_those_of_a_call_do_not(
@@ -182,7 +186,7 @@ def test_a_client_that_disconnects_has_its_cell_interrupted(interpreter: Interpr
 def test_a_cell_waits_for_a_client_that_does_not_read(interpreter: Interpreter) -> None:
     """It goes on when the client reads, and all of its output arrives, unbroken within characters."""
     context = interpreter_context(interpreter)
-    code = "open('/tmp/begun', 'w')\nfor _ in range(3000): print('é' * 4999)\nopen('/tmp/printed', 'w')"
+    code = "open('/tmp/begun', 'w')\nfor _ in range(1000): print('é' * 4999)\nopen('/tmp/printed', 'w')"
     asked = "import os; (os.path.exists('/tmp/begun'), os.path.exists('/tmp/printed'))"
     body = {"code": code, "context_id": context}
     with (
@@ -191,12 +195,12 @@ def test_a_cell_waits_for_a_client_that_does_not_read(interpreter: Interpreter) 
     ):
         while interpreter.text(asked) == "(False, False)":
             time.sleep(0.02)
-        until = time.monotonic() + 2
+        until = time.monotonic() + 1
         while time.monotonic() < until:
             assert interpreter.text(asked) == "(True, False)"
             time.sleep(0.1)
         lines = [json.loads(line) for line in answer.iter_lines()]
-    assert "".join(line["text"] for line in lines if line["type"] == "stdout") == ("é" * 4999 + "\n") * 3000
+    assert "".join(line["text"] for line in lines if line["type"] == "stdout") == ("é" * 4999 + "\n") * 1000
     assert interpreter.text(asked) == "(True, True)"
 
 
