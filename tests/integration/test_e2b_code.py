@@ -73,15 +73,16 @@ def interpreter(running: e2b.E2BService) -> Interpreter:
 def test_a_cell_has_its_number_output_displays_and_value_in_order(interpreter: Interpreter) -> None:
     """Lines are the number, then text, displays and the value as they come, with E2B's names of formats."""
     context = interpreter_context(interpreter)
+    assert interpreter.text("import os; os.environ['E2B_SANDBOX_ID']", context_id=context) == interpreter.sandbox_id
     code = "import sys\nprint('é')\nsys.stderr.write('w')\ndisplay({'text/html': '<b>'}, raw=True)\n{'a': [1]}"
     number, *texts, shown, value = interpreter.run(code, context_id=context)
-    assert number == {"type": "number_of_executions", "execution_count": 1}
+    assert number == {"type": "number_of_executions", "execution_count": 2}
     assert {line["type"]: line["text"] for line in texts} == {"stdout": "é\n", "stderr": "w"}
     assert shown == {"type": "result", "is_main_result": False, "extra": {}, "html": "<b>"}
     assert value == {
         "type": "result", "is_main_result": True, "extra": {}, "text": "{'a': [1]}", "json": {"a": [1]},
     }  # fmt: skip
-    assert interpreter.run("'text'", context_id=context)[0]["execution_count"] == 2
+    assert interpreter.run("'text'", context_id=context)[0]["execution_count"] == 3
 
 
 def interpreter_context(interpreter: Interpreter, **fields: object) -> str:

@@ -20,6 +20,7 @@ from cloche.wire.uses import Use
 
 from ..calls import Call
 from ..errors import E2BError
+from ..new_sandbox import environment_of
 
 HOME = "/home/user"
 ALIASES: Mapping[str, str] = {"": "python", "js": "javascript", "ts": "typescript"}
@@ -172,7 +173,7 @@ async def contexts_of(call: Call, use: Use) -> Contexts:
     """Return the contexts of a sandbox in this worker."""
     if PART not in use.held.parts:
         facts = await call.facts_of_port()
-        use.held.parts.setdefault(PART, Contexts(facts.document["e2b"].get("envVars") or {}))
+        use.held.parts.setdefault(PART, Contexts(environment_of(facts)))
     contexts: Contexts = use.held.parts[PART]
     return contexts
 
