@@ -218,6 +218,24 @@ def test_metrics_and_logs(e2b: E2BService, client: httpx.Client) -> None:
     assert client.get(f"/v2/sandboxes/{sandbox}/logs").json()["logs"][0]["message"] == "the sandbox was created"
 
 
+def test_a_sandbox_is_a_spare_one_that_got_its_name(e2b: E2BService, client: httpx.Client) -> None:
+    """It is open before it is created."""
+    names = Path(e2b.service.environ["XDG_RUNTIME_DIR"]) / "cloche"
+
+    def locks() -> dict[int, str]:
+        return {entry.inode(): entry.name for entry in os.scandir(names) if entry.name.endswith(".lock")}
+
+    def is_spare() -> bool:
+        """Create a sandbox, and tell whether it was there before."""
+        before = locks()
+        sandbox = create(client)
+        (inode,) = (inode for inode, name in locks().items() if sandbox in name)
+        assert client.delete(f"/sandboxes/{sandbox}").status_code == 204
+        return before.get(inode, "").startswith(registry.SPARE)
+
+    until(is_spare)  # not the first ones, if sandboxes of other kinds were used before
+
+
 def test_a_paused_sandbox_outlives_its_service(tmp_path: Path) -> None:
     """Killed with SIGKILL: one that was paused, and one that its keeper paused meanwhile, go on after `connect`."""
     first = start(tmp_path)
