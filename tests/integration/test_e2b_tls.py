@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.harness import e2b
 from tests.harness.world import NAMES, open_world
 
@@ -66,6 +68,7 @@ await sandbox.kill()
 """
 
 
+@pytest.mark.soak
 def test_the_sdks_reach_sandboxes_by_host_name(tmp_path: Path) -> None:
     """Create, run, and a request to a server inside: in Python and JavaScript, by the printed variables."""
     (tmp_path / "uses.mjs").write_text(USES_JS)
