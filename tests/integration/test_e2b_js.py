@@ -13,6 +13,7 @@ import pytest
 from tests.harness.e2b import E2BService, javascript, run_node, serving
 from tests.harness.e2b_sdk.javascript import FOLDER, PROGRAMS, methods_of
 
+LONG = {"templates": pytest.mark.soak}
 PACKAGES = ("e2b", pytest.param("e2b-older", marks=pytest.mark.soak))
 
 
@@ -24,7 +25,7 @@ def e2b(tmp_path_factory: pytest.TempPathFactory) -> Iterator[E2BService]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG.get(name, ())) for name in PROGRAMS])
 def test_programs_of_the_sdk_work(e2b: E2BService, package: str, name: str, tmp_path: Path) -> None:
     """Each asserts what E2B's documents promise, and calls the methods that it stands for in docs/e2b.md."""
     outcomes, called = outcomes_of(e2b, package, name, tmp_path)

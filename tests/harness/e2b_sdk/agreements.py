@@ -35,7 +35,7 @@ async def signatures(sdk: Both) -> None:
         assert client.get("/files", params=query).status_code == 401  # it was for writing
 
 
-@shows("wait_for_file", "wait_for_port", "wait_for_process", "wait_for_timeout", "wait_for_url")
+@shows("wait_for_file", "wait_for_port", "wait_for_process", "wait_for_timeout", "wait_for_url", is_long=True)
 async def conditions(sdk: Both) -> None:
     """The command of each condition ends with 0 in a sandbox where it holds, and with another number where not."""
     sandbox = await sdk.shared()

@@ -53,7 +53,7 @@ async def cells(sdk: Both) -> None:
     )
 
 
-@shows("Sandbox.run_code")
+@shows("Sandbox.run_code", is_long=True)
 async def languages(sdk: Both) -> None:
     """JavaScript, TypeScript and Bash; each has the variables of the sandbox."""
     sandbox = await sdk.create(timeout=300, envs={"GIVEN": "yes"})
@@ -70,7 +70,7 @@ async def languages(sdk: Both) -> None:
     assert execution.text == "5"
 
 
-@shows("Sandbox.run_code")
+@shows("Sandbox.run_code", is_long=True)
 async def results(sdk: Both) -> None:
     """A picture and its chart, a table, and what the code shows by itself."""
     sandbox = await sdk.shared()
@@ -114,7 +114,7 @@ async def contexts(sdk: Both) -> None:
     await sdk.raises(NotFoundException, lambda: sandbox.run_code("1", context=context))
 
 
-@shows("Sandbox.run_code")
+@shows("Sandbox.run_code", is_long=True)
 async def interrupted(sdk: Both) -> None:
     """A cell that is late is interrupted, and the context goes on with its names."""
     sandbox = await sdk.create(timeout=300)

@@ -40,7 +40,7 @@ async def foreground(sdk: Both) -> None:
     assert "/no/such/folder" in str(error)
 
 
-@shows("commands.run")
+@shows("commands.run", is_long=True)
 async def late(sdk: Both) -> None:
     """A command that is late ends with the time-out, and does not live on."""
     sandbox = await sdk.shared()

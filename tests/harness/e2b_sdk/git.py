@@ -14,6 +14,7 @@ REPOSITORY, ORIGIN, CLONE = "/home/user/repository", "/home/user/origin.git", "/
     "git.init", "git.configure_user", "git.set_config", "git.get_config", "git.add", "git.commit", "git.status",
     "git.branches", "git.create_branch", "git.checkout_branch", "git.delete_branch", "git.reset", "git.restore",
     "git.remote_add", "git.remote_get", "git.push", "git.pull", "git.clone",
+    is_long=True,
 )  # fmt: skip
 async def work(sdk: Both) -> None:
     """A repository from its start to a clone of what was pushed."""
@@ -53,7 +54,7 @@ async def work(sdk: Both) -> None:
     await sdk.raises(InvalidArgumentException, lambda: git.clone(ORIGIN, path="/tmp/x", password="p"))
 
 
-@shows("git.dangerously_authenticate")
+@shows("git.dangerously_authenticate", is_long=True)
 async def authenticate(sdk: Both) -> None:
     """The store of git has the login afterwards."""
     sandbox = await sdk.create(timeout=300)

@@ -43,13 +43,13 @@ Program = Callable[[Any], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Shown:
-    """One program: the methods that it calls, and how they differ from E2B's, by method; `soak`: it is a long one."""
+    """One program: the methods that it calls, and how they differ from E2B's, by method."""
 
     program: Program
     methods: Sequence[str]
     differs: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
-    is_soak: bool = False
+    is_long: bool = False
 
     @property
     def name(self) -> str:
@@ -64,13 +64,13 @@ def shows(
     *methods: str,
     differs: Mapping[str, str] | None = None,
     refused: Mapping[str, str] | None = None,
-    is_soak: bool = False,
+    is_long: bool = False,
 ) -> Callable[[Program], Program]:
     """Note that a program shows methods; `differs` and `refused` say how a method is not E2B's, or is not here."""
 
     def note(program: Program) -> Program:
         all_methods = [*methods, *(differs or {}), *(refused or {})]
-        _ALL.append(Shown(program, all_methods, differs or {}, refused or {}, is_soak))
+        _ALL.append(Shown(program, all_methods, differs or {}, refused or {}, is_long))
         return program
 
     return note

@@ -55,7 +55,7 @@ async def connect(sdk: Both) -> None:
     await sdk.raises(NotFoundException, lambda: sdk.Sandbox.connect("nosuchsandbox"))
 
 
-@shows("Sandbox.set_timeout")
+@shows("Sandbox.set_timeout", is_long=True)
 async def set_timeout(sdk: Both) -> None:
     """The end is so many seconds from now, later or sooner; then the sandbox is gone by itself."""
     sandbox = await sdk.create(timeout=300)

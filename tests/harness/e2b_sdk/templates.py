@@ -38,6 +38,7 @@ async def texts(sdk: Both) -> None:
     "TemplateBuilder.set_workdir", "TemplateBuilder.set_user", "TemplateBuilder.make_dir",
     "TemplateBuilder.make_symlink", "TemplateBuilder.rename", "TemplateBuilder.remove", "TemplateBuilder.set_start_cmd",
     "TemplateBuilder.skip_cache",
+    is_long=True,
 )  # fmt: skip
 async def build(sdk: Both) -> None:
     """What a template's steps did is in each of its sandboxes; its start command runs there; names and tags find it."""
@@ -89,6 +90,7 @@ async def build(sdk: Both) -> None:
         IMAGES,
     ),
     refused=dict.fromkeys(("Template.from_aws_registry", "Template.from_gcp_registry"), REGISTRIES),
+    is_long=True,
 )  # fmt: skip
 async def images(sdk: Both) -> None:
     """The system, Python and Node of this machine have names; any other name fails the build, with that name."""
@@ -126,6 +128,7 @@ async def images(sdk: Both) -> None:
         "TemplateBuilder.add_mcp_server": MISSING, "TemplateBuilder.beta_dev_container_prebuild": MISSING,
         "TemplateBuilder.beta_set_dev_container_start": MISSING,
     },
+    is_long=True,
 )  # fmt: skip
 async def installations(sdk: Both) -> None:
     """Packages that were copied in are there in each sandbox; what cannot be installed fails the build with words."""
@@ -163,7 +166,7 @@ async def installations(sdk: Both) -> None:
         await sdk.raises(BuildException, lambda steps=steps: sdk.Template.build(steps, name))
 
 
-@shows("Template.build_in_background", "Template.get_build_status", "Template.from_template")
+@shows("Template.build_in_background", "Template.get_build_status", "Template.from_template", is_long=True)
 async def background(sdk: Both) -> None:
     """A build that goes on by itself; one that fails says which step."""
     name = f"background-{time.time_ns()}"
