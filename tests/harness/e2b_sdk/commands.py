@@ -144,4 +144,4 @@ async def killed_sandbox(sdk: Both) -> None:
     handle = await sdk(sandbox.commands.run("sleep 100", background=True))
     await sdk(sandbox.kill())
     error = await sdk.raises(SandboxException, lambda: handle.wait())
-    assert "sandbox was killed or reached its end of life" in str(error)
+    assert "sandbox was killed or reached its end of life" in str(error), error

@@ -199,6 +199,6 @@ async def mcp_gateway(sdk: Both) -> None:
 @shows("Sandbox.create")
 async def wrong_options(sdk: Both) -> None:
     """What the SDK refuses, and what the service refuses, each with words."""
-    await sdk.raises(InvalidArgumentException, lambda: sdk.Sandbox.create(lifecycle={"on_timeout": "sleep"}))
+    await sdk.raises(InvalidArgumentException, lambda: sdk.Sandbox.create(lifecycle={"auto_resume": True}))
     error = await sdk.raises((NotFoundException, SandboxException), lambda: sdk.Sandbox.create("no-such-template"))
     assert "no-such-template" in str(error)

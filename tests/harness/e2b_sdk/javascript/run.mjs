@@ -48,6 +48,7 @@ for (const [label, kind] of Object.entries(labels)) {
   note(kind, label)
   note(kind.prototype, label)
 }
+note(core.Template, 'Template')
 const handle = await first.commands.run('true', { background: true })
 note(Object.getPrototypeOf(handle), 'CommandHandle')
 await first.files.makeDir('/tmp/of-the-runner')
@@ -57,7 +58,8 @@ await watching.stop()
 await handle.wait()
 
 const outcomes = {}
-const waiting = programs.filter((program) => program.name.includes(word))
+// `isHere` of a program says whether this SDK has what it shows.
+const waiting = programs.filter((program) => program.name.includes(word) && (program.isHere?.({ sdk, core, methods: called }) ?? true))
 const work = async () => {
   for (let program; (program = waiting.shift()); ) {
     const begin = Date.now()

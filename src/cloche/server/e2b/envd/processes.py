@@ -26,6 +26,7 @@ from .users import folder_of, home_of, invalid_user, sandbox_user, user_of
 SERVICE = "process.Process"
 PING_HEADER, PING_S, LONGEST_PING_S = "keepalive-ping-interval", 50.0, 3600.0
 GONE_S = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # between looks whether a killed process has ended
+NOTED_S = 5.0  # for the end of a sandbox to be noted, after that of its processes
 INPUT_S = 300.0  # for a process to read its input, where the request sets no time
 SIGNALS = {"SIGNAL_SIGTERM": signal.SIGTERM, "SIGNAL_SIGKILL": signal.SIGKILL, 15: signal.SIGTERM, 9: signal.SIGKILL}
 KILLED = (Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.OUTPUT_LIMIT)
@@ -152,28 +153,56 @@ async def _events(
     if timeout_s is not None:
         timer = asyncio.get_running_loop().call_later(timeout_s, reader.fail, _too_late())
         stack.callback(timer.cancel)
-    return _sent(reader, _ping_s(call), is_starter=is_starter)
+    return _sent(reader, _ping_s(call), cut, is_starter=is_starter)
 
 
-async def _sent(reader: OutputReader, ping_s: float, *, is_starter: bool) -> AsyncGenerator[Message]:
+async def _sent(
+    reader: OutputReader, ping_s: float, cut: asyncio.Future[str], *, is_starter: bool
+) -> AsyncGenerator[Message]:
     yield {"event": {"start": {"pid": reader.process.pid}}}
-    is_terminal = reader.process.is_terminal
+    is_terminal, begun = reader.process.is_terminal, {"stdout": b"", "stderr": b""}
     try:
         while not isinstance(piece := await reader.next(ping_s), Result):
             if piece is None:
                 yield {"event": {"keepalive": {}}}
                 continue
             name, data = piece
-            yield {"event": {"data": {"pty" if is_terminal else name: base64.b64encode(data).decode()}}}
-    except OutcomeUnknown as error:  # the sandbox has ended
+            if not is_terminal:
+                data, begun[name] = at_character(begun[name] + data)
+            if data:
+                yield _data("pty" if is_terminal else name, data)
+    except OutcomeUnknown as error:  # the sandbox has ended; SDKs ask `/health` why, once the row says so
+        await asyncio.wait([cut], timeout=NOTED_S)
         raise Dropped(str(error)) from error
     except TooSlow as error:
         raise E2BError(429, str(error)) from error
     except Detached as error:
         raise E2BError(409, str(error), connect="aborted") from error
+    for name, data in begun.items():
+        if data:
+            yield _data(name, data)
     if is_starter and piece.status is Status.TIMEOUT:
         raise _too_late()
     yield {"event": {"end": _end_of(piece)}}
+
+
+def _data(name: str, data: bytes) -> Message:
+    return {"event": {"data": {name: base64.b64encode(data).decode()}}}
+
+
+def at_character(data: bytes) -> tuple[bytes, bytes]:
+    """Return bytes up to the last whole character of UTF-8, and the beginning of one that may follow.
+
+    Older SDKs decode each piece for itself. What is no UTF-8 is not held up.
+    """
+    for size in range(1, min(4, len(data) + 1)):
+        byte = data[-size]
+        if byte < 0x80 or byte > 0xF4:
+            break
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return (data[:-size], data[-size:]) if size < length else (data, b"")
+    return data, b""
 
 
 def _end_of(result: Result) -> Message:
