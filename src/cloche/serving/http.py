@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import resource
 import socket
+import struct
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -51,8 +52,10 @@ class Together:
     A write is delayed until the next one in the same turn of the event loop.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
-        self.plain, self._loop = transport, loop
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, is_broken: Callable[[], bool] = bool
+    ):
+        self.plain, self._loop, self._is_broken = transport, loop, is_broken
         self._first = b""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever else a transport has
@@ -68,9 +71,16 @@ class Together:
             self._loop.call_soon(self.pass_on)
 
     def close(self) -> None:
-        """Close the connection once everything is sent."""
+        """Close the connection once everything is sent; a broken one at once, so that its client reads an error."""
         self.pass_on()
-        self.plain.close()
+        if self._is_broken():
+            self._reset()
+        else:
+            self.plain.close()
+
+    def _reset(self) -> None:
+        self.plain.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.plain.abort()
 
     def get_write_buffer_size(self) -> int:
         """Return the number of bytes still to be sent."""
@@ -91,6 +101,7 @@ class BoundedProtocol(H11Protocol):
     """
 
     max_connections: int = MOST_CONNECTIONS
+    resets_broken: bool = False  # a response that ends before its time is a reset of the connection, not its end
     head_s: float = HEAD_S
     body_s: float = BODY_S
     body_bytes: int = BODY_BYTES
@@ -101,7 +112,8 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         is_one_too_many = len(self.connections) >= self.max_connections and not self._drop_idle()
-        super().connection_made(cast("Any", Together(cast("asyncio.Transport", transport), self.loop)))
+        together = Together(cast("asyncio.Transport", transport), self.loop, self._is_broken)
+        super().connection_made(cast("Any", together))
         self._begun_at = self.loop.time()
         if is_one_too_many:
             cast("asyncio.Transport", transport).abort()
@@ -118,6 +130,10 @@ class BoundedProtocol(H11Protocol):
         if idle:
             min(idle, key=lambda connection: (connection.cycle is not None, connection._begun_at)).transport.abort()
         return bool(idle)
+
+    def _is_broken(self) -> bool:
+        cycle: Any = self.cycle
+        return self.resets_broken and cycle is not None and cycle.response_started and not cycle.response_complete
 
     def _is_idle(self) -> bool:
         cycle: Any = self.cycle
@@ -197,9 +213,10 @@ class BoundedProtocol(H11Protocol):
             self._end_later()
 
 
-def bounded() -> type[BoundedProtocol]:
+def bounded(*, resets_broken: bool = False) -> type[BoundedProtocol]:
     """Return the protocol with the bounds of this process."""
-    return type("Bounded", (BoundedProtocol,), {"max_connections": most_connections()})
+    own = {"max_connections": most_connections(), "resets_broken": resets_broken}
+    return type("Bounded", (BoundedProtocol,), own)
 
 
 class Unsignalled(uvicorn.Server):

@@ -40,7 +40,8 @@ async def serve_e2b(service: Service, options: E2BOptions, *, beside: Coroutine[
         config = uvicorn.Config(
             RequestObserver(E2BApp(e2b), service.metrics), log_config=None, log_level="critical", access_log=False,
             server_header=False, proxy_headers=bool(options.trusted_proxies),
-            forwarded_allow_ips=list(options.trusted_proxies), http=http.bounded(), lifespan="off", ws=UpgradeProtocol,
+            forwarded_allow_ips=list(options.trusted_proxies), http=http.bounded(resets_broken=True), lifespan="off",
+            ws=UpgradeProtocol,
             timeout_graceful_shutdown=max(1, round(service.options.drain_s)), backlog=http.backlog(),
             ssl_certfile=options.certificate, ssl_keyfile=options.key,
         )  # fmt: skip
