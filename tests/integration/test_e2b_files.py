@@ -226,7 +226,8 @@ def test_files_are_listed_to_a_depth_moved_and_removed_with_e2bs_errors(envd: En
     ):  # fmt: skip
         answer = envd.ask(method, **fields)
         assert code(answer) == expected, (method, fields, answer.text)
-    assert code(envd.ask("Stat", "nobody-here", path="l")) == (401, "unauthenticated")
+    unknown = envd.ask("Stat", "nobody-here", path="l")
+    assert (code(unknown), unknown.json()["message"]) == ((401, "unauthenticated"), "invalid username: 'nobody-here'")
     for answer, status in (
         (envd.read("l"), 400), (envd.read("l/none"), 404), (envd.write("l", b""), 400),
         (envd.write("l/b.txt/x", b""), 400), (envd.send("POST", "/files", OCTETS, content=b"x"), 400),

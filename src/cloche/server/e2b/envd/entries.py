@@ -23,7 +23,6 @@ from ..errors import E2BError
 ROOT = "root"
 MOST_USER = 256  # characters
 NO_SPACE = "not enough disk space available"
-NO_USER = "error looking up user: the sandbox has no account of this name"
 _TYPES = {"file": "FILE_TYPE_FILE", "directory": "FILE_TYPE_DIRECTORY", "link": "FILE_TYPE_SYMLINK"}
 # By the kind of an error of a file: status, and Connect's code where the status does not decide it.
 _STATUS: Mapping[str, tuple[int, str | None]] = {
@@ -88,8 +87,13 @@ def checked_user(name: str) -> str:
 def file_error(error: SandboxFileError, message: str = "") -> E2BError:
     """Return an error of a file as E2B's, with a message of its own or the error's."""
     status, code = _STATUS.get(error.kind, (500, None))
-    message = {"full": NO_SPACE, "user": NO_USER}.get(error.kind, message)
+    message = NO_SPACE if error.kind == "full" else message
     return E2BError(status, printable(message or str(error)), connect=code)
+
+
+def unknown_user(name: str) -> str:
+    """Return what is said of a user whom the sandbox does not have."""
+    return f"error looking up user '{name}': user: unknown user {name}"
 
 
 def printable(text: str) -> str:

@@ -21,7 +21,7 @@ from cloche.wire.attachments import OpenedSandbox
 from ...streams import HeldStream
 from ..calls import Call, E2BModel, Row
 from ..errors import Dropped, E2BError, answer
-from .entries import checked_user, enter_with_rights, file_error, printable, rights_of, with_rights
+from .entries import checked_user, enter_with_rights, file_error, printable, rights_of, unknown_user, with_rights
 from .ranges import byte_range, encoding_of
 from .signatures import READ, WRITE, authorize
 from .uploads import Form, Repeatable, beginning, decompressed, pumping
@@ -71,7 +71,7 @@ async def download(call: Call) -> Response:
             part, pieces = await enter_with_rights(stack, user_of(call), lambda by: begin(by=by))
             first = await anext(pieces, b"")
         except SandboxFileError as error:
-            raise _as_read_error(error) from error
+            raise _as_read_error(error, user_of(call)) from error
         if part.count == 0:
             raise E2BError(416, f"the file has {part.size} bytes", headers={"Content-Range": f"bytes */{part.size}"})
         content = _after(first, pieces)
@@ -85,9 +85,12 @@ async def download(call: Call) -> Response:
         )  # fmt: skip
 
 
-def _as_read_error(error: SandboxFileError) -> E2BError:
-    messages = {"not_found": "path '{}' does not exist", "is_directory": "path '{}' is a directory"}
-    return file_error(error, messages[error.kind].format(error.path) if error.kind in messages else "")
+def _as_read_error(error: SandboxFileError, user: str) -> E2BError:
+    messages = {
+        "not_found": f"path '{error.path}' does not exist", "is_directory": f"path '{error.path}' is a directory",
+        "user": unknown_user(user),
+    }  # fmt: skip
+    return file_error(error, messages.get(error.kind, ""))
 
 
 async def _after(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
@@ -190,7 +193,7 @@ class _Writing:
     """Write the files of one upload, small ones together, and hold what is answered about them."""
 
     def __init__(self, live: OpenedSandbox, user: str, metadata: Mapping[str, str]):
-        self._live, self._rights, self._metadata = live, rights_of(user), metadata
+        self._live, self._user, self._rights, self._metadata = live, user, rights_of(user), metadata
         self.entries: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self._small: list[tuple[str, bytes]] = []
@@ -226,7 +229,7 @@ class _Writing:
         try:
             written = await with_rights(self._rights, work, can_repeat)
         except SandboxFileError as error:
-            raise _as_write_error(error) from error
+            raise _as_write_error(error, self._user) from error
         except InvalidRequest as error:
             raise E2BError(400, printable(str(error))) from error
         metadata = {"metadata": dict(self._metadata)} if self._metadata else {}
@@ -249,8 +252,9 @@ class _Writing:
             await self.write(target, part.content)
 
 
-def _as_write_error(error: SandboxFileError) -> E2BError:
-    return file_error(error, f"path is a directory: {error.path}" if error.kind == "is_directory" else "")
+def _as_write_error(error: SandboxFileError, user: str) -> E2BError:
+    messages = {"is_directory": f"path is a directory: {error.path}", "user": unknown_user(user)}
+    return file_error(error, messages.get(error.kind, ""))
 
 
 class Compose(E2BModel):
@@ -275,8 +279,11 @@ async def compose(call: Call) -> Response:
         try:
             written = await with_rights(rights_of(user), work)
         except SandboxFileError as error:
-            kinds = {"not_found": "source file not found: {}", "not_regular": "source path is not a regular file: {}"}
-            raise file_error(error, kinds[error.kind].format(error.path) if error.kind in kinds else "") from error
+            messages = {
+                "not_found": f"source file not found: {error.path}", "user": unknown_user(user),
+                "not_regular": f"source path is not a regular file: {error.path}",
+            }  # fmt: skip
+            raise file_error(error, messages.get(error.kind, "")) from error
     return JSONResponse({"path": printable(written), "name": printable(written.rpartition("/")[2]), "type": "file"})
 
 

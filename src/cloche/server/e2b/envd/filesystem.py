@@ -31,7 +31,7 @@ def text_of(body: Message, name: str) -> str:
 
 def _message(kinds: Mapping[str, str], error: SandboxFileError) -> str:
     """Return the message of a table for an error, `{}` in it being the path."""
-    return kinds[error.kind].format(error.path) if error.kind in kinds else ""
+    return kinds[error.kind].replace("{}", error.path) if error.kind in kinds else ""
 
 
 async def _do(call: Call, kinds: Mapping[str, str], work: Any) -> Any:  # noqa: ANN401 - a function and what it returns
@@ -42,7 +42,7 @@ async def _do(call: Call, kinds: Mapping[str, str], work: Any) -> Any:  # noqa: 
         try:
             return await with_rights(rights_of(name), lambda rights: work(live, rights))
         except SandboxFileError as error:
-            raise file_error(error, _message(kinds, error)) from error
+            raise file_error(error, _message({**kinds, "user": f"invalid username: '{name}'"}, error)) from error
 
 
 _STAT = {"not_found": "file not found: {}"}

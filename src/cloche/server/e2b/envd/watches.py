@@ -62,7 +62,8 @@ async def _watching(call: Call, body: Message) -> AsyncIterator[OpenWatch]:
             begin = partial(use.held.live.watch_path, path, is_exact=True, **options)
             watch: OpenWatch = await enter_with_rights(stack, name, lambda by: begin(by=by))
         except SandboxFileError as error:
-            raise file_error(error, f"path {error.path} not found" if error.kind == "not_found" else "") from error
+            messages = {"not_found": f"path {error.path} not found", "user": f"invalid username: '{name}'"}
+            raise file_error(error, messages.get(error.kind, "")) from error
         except TooManyWatches as error:
             raise E2BError(TOO_MANY, str(error)) from error
         if not watch.is_directory:
