@@ -387,9 +387,9 @@ def process_info(row: Mapping[str, Any]) -> ProcessInfo:
 
 
 def describe_request(request: ProcessRequest) -> str:
-    """Return what the list of processes has of a request; empty if that is long."""
+    """Return what the list of processes has of a request: if that is long, the program alone."""
     text = json.dumps([list(request.argv), request.cwd, dict(request.env)], separators=(",", ":"))
-    return text if len(text) <= MOST_LISTED else ""
+    return text if len(text) <= MOST_LISTED else json.dumps([[request.argv[0][:256]], None, {}])
 
 
 def _listed(text: object) -> tuple[tuple[str, ...], str | None, Mapping[str, str]]:

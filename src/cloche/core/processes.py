@@ -57,8 +57,8 @@ class ProcessRequest:
 class ProcessInfo:
     """Describe a process of a sandbox: its id, its pid inside, its command, seconds since its start, its `tag`.
 
-    A running one that was started as a command has its `argv`, `cwd` and the variables in `env` as they were given,
-    unless they are long.
+    A running one that was started as a command has its `argv`, `cwd` and the variables in `env` as they were given; of
+    long ones the program alone.
     `exit_code` and `status` are None while it runs. `printed` counts the bytes of its output so far, `is_attached`
     tells whether a client receives it, `is_stopped` whether all in the foreground of its terminal is stopped (Ctrl-Z).
     """

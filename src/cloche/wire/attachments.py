@@ -91,11 +91,12 @@ class HeldSession:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class SharedProcess:
-    """Hold a process that several requests use at the same time."""
+    """Hold a process that several requests use at the same time; a `borrowed` one has readers in `outputs`."""
 
     process: AsyncProcess
     users: int = 0
     is_followed: bool = False
+    is_borrowed: bool = False
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -215,10 +216,13 @@ class Attachment:
             shared.users -= 1
             if not shared.users and self._processes.get(process_id) is task:
                 del self._processes[process_id]
-                await shared.process.detach()
+                if not shared.is_borrowed:
+                    await shared.process.detach()
 
     async def _take_over(self, process_id: str) -> SharedProcess:
         try:
+            if (process := self.outputs.process(process_id)) is not None:
+                return SharedProcess(process=process, is_followed=True, is_borrowed=True)
             return SharedProcess(process=await self.sandbox.process(process_id))
         except BaseException:
             self._processes.pop(process_id, None)

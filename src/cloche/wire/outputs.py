@@ -188,6 +188,11 @@ class SharedOutputs:
         async with self._reader(output, reader):
             yield reader
 
+    def process(self, process_id: str) -> AsyncProcess | None:
+        """Return a process that has readers here."""
+        output = self._by_id.get(process_id)
+        return None if output is None or output.is_over else output.process
+
     def _known(self, key: ProcessKey) -> SharedOutput | None:
         ((name, value),) = key.items()
         for output in reversed(self._by_id.values()):
