@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -148,6 +150,28 @@ def test_a_pause_stops_processes_and_the_clock(e2b: E2BService, client: httpx.Cl
     assert count > 3
     assert run(e2b, sandbox, "pgrep -fc counted; true") != ""
     assert counted(e2b, sandbox) == count
+    assert client.delete(f"/sandboxes/{sandbox}").status_code == 204
+
+
+def test_a_stream_is_cut_at_a_pause(client: httpx.Client) -> None:
+    """A client whose stream breaks looks at once whether the sandbox runs: then it does not."""
+    sandbox = create(client)
+    token = client.post(f"/v2/sandboxes/{sandbox}/connect", json={}).json()["envdAccessToken"]
+    order = json.dumps({"process": {"cmd": "/bin/sleep", "args": ["100"]}}).encode()
+    headers = {
+        "E2b-Sandbox-Id": sandbox, "E2b-Sandbox-Port": "49983", "X-Access-Token": token,
+        "Content-Type": "application/connect+json", "Connect-Protocol-Version": "1",
+    }  # fmt: skip
+    frame = struct.pack(">BI", 0, len(order)) + order
+    starting = client.stream("POST", "/process.Process/Start", headers=headers, content=frame)
+    with ThreadPoolExecutor(1) as threads, starting as answer:
+        pieces = answer.iter_raw()
+        assert b"start" in next(pieces)
+        pausing = threads.submit(change, client, sandbox, "pause")
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(pieces)
+        assert health(client, sandbox) == 502
+        assert pausing.result() == 204
     assert client.delete(f"/sandboxes/{sandbox}").status_code == 204
 
 

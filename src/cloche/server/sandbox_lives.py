@@ -99,9 +99,8 @@ class Lives:
         with contextlib.suppress(ClocheError):
             async for info in attachment.kept.life_events():
                 is_paused = attachment.is_paused = bool(info.get("is_paused"))
-                self._note_pause(facts.id, is_paused=is_paused)
-                if is_paused is not was_paused:
-                    await self.change(facts, "info")
+                if is_paused is not was_paused:  # first in the row, as clients whose streams are cut look at once
+                    await self.change(facts, "info", attachment)
                 was_paused = is_paused
         if attachment.is_lost:
             self.tell(facts.id, ENDED)
