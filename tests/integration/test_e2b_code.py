@@ -226,3 +226,10 @@ def test_tables_and_figures_are_data(interpreter: Interpreter) -> None:
     assert (value["is_main_result"], figure["is_main_result"], figure["chart"]["type"]) == (True, False, "bar")
     assert figure["chart"]["elements"] == [{"label": "x", "group": "Group 0", "value": 2.0}]
     assert figure["png"].startswith("iVBOR")
+
+
+def test_what_is_too_much_is_left_out_and_told(interpreter: Interpreter) -> None:
+    """A cell shows 500 outputs at most."""
+    *shown, last = interpreter.run("for _ in range(600): display(1)")
+    assert (last["type"], last["text"]) == ("stderr", "cloche: further outputs of this cell are left out\n")
+    assert len(shown) == 1 + 500

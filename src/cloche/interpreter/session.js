@@ -346,7 +346,9 @@ function prepareEvaluation() {
     if (details?.exception?.className !== 'SyntaxError' || details.stackTrace) return false;
     return !String(details.exception.description).includes(`cell-${id}:`);
   };
-  const evaluate = (id, code, done, source = TYPESCRIPT.test(code) ? javascriptOf(code) : code) => {
+  const evaluate = (id, given, done, written) => {
+    const code = given.replace(TYPESCRIPT, '');
+    const source = written ?? (code === given ? code : javascriptOf(code));
     process.exitCode = undefined;
     const expression = `${asExpression(rewriteImports(source))}\n//# sourceURL=cell-${id}`;
     const settings = { expression, replMode: true, objectGroup: 'run' };
@@ -366,7 +368,7 @@ function prepareEvaluation() {
 }
 
 // A cell may be TypeScript: one that begins by saying so, or that is no JavaScript.
-const TYPESCRIPT = /^\s*\/\* typescript \*\//;
+const TYPESCRIPT = /^\/\* typescript \*\//;
 
 function javascriptOf(code) {
   try {

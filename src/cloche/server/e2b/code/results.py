@@ -137,6 +137,8 @@ class CellLines:
                 self._texts.setdefault(name, []).append(rest)
         for output in result.outputs[self.displayed :]:
             self.add(result_line(output, is_value=True))
+        if result.meta.get("outputs_cut"):
+            self._texts.setdefault("stderr", []).append("cloche: further outputs of this cell are left out\n")
         for line in end_lines(result, language):
             self.add(line)
 
