@@ -431,6 +431,19 @@ def test_a_signed_url_that_names_no_sandbox_finds_it_as_long_as_it_lives(running
             assert code(client.get("/files", params=wrong)) == (401, 401)
 
 
+def test_a_page_of_any_origin_may_use_a_signed_url(running: e2b.E2BService, envd: Envd) -> None:
+    """A browser asks first, and reads the answer; at the control plane this holds for files alone."""
+    envd.write("page", b"1")
+    page = {"Origin": "https://example.org"}
+    asks = {**page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    with running.http(**page) as client:
+        assert client.options("/files", headers=asks).headers["access-control-allow-origin"] == "*"
+        answer = client.get("/files", params=envd.signed("page", "read"))
+        assert (answer.content, answer.headers["access-control-allow-origin"]) == (b"1", "*")
+        assert "access-control-allow-origin" not in client.get("/v2/sandboxes").headers
+    assert envd.send("OPTIONS", "/files", asks).status_code == 200
+
+
 def test_nobody_reaches_a_sandbox_with_another_ones_token_or_none(running: e2b.E2BService, envd: Envd) -> None:
     """Each route but `/health` asks for the sandbox's own token; routes of E2B's own machines are there for nobody."""
     other = create(running)

@@ -7,6 +7,7 @@ from importlib import import_module
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
@@ -26,6 +27,7 @@ ENVD_PARTS = (
     "envd.health", "envd.processes", "envd.filesystem", "envd.watches", "envd.files", "envd.environment",
 )  # fmt: skip
 CODE_PARTS = ("code.health", "code.routes", "code.execute")
+FILES = "/files"  # at the control plane for URLs that name no sandbox
 TARGET, SHARED = "cloche.e2b.target", "cloche.e2b"
 Answer = Callable[[Exception], Response]
 
@@ -36,8 +38,9 @@ class E2BApp:
     def __init__(self, e2b: E2B):
         self._e2b = e2b
         self._control = _router(CONTROL, answer)
+        self._signed_files = _for_browsers(self._control)
         self._of_port: dict[int, ASGIApp] = {
-            ENVD: _router(ENVD_PARTS, connect_answer),
+            ENVD: _for_browsers(_router(ENVD_PARTS, connect_answer)),
             CODE: _router(CODE_PARTS, text_answer),
         }
 
@@ -53,11 +56,17 @@ class E2BApp:
         except E2BError as error:
             await answer(error)(scope, receive, send)
             return
-        app = self._control if target is None else self._of_port.get(target.port)
+        of_control = self._signed_files if scope["path"] == FILES else self._control
+        app = of_control if target is None else self._of_port.get(target.port)
         if app is None:
             await ports.pass_on(self._e2b, target, scope, receive, send)
         else:
             await app(scope, receive, send)
+
+
+def _for_browsers(app: ASGIApp) -> ASGIApp:
+    """Let pages of any origin use an application: who may is said by a token or a signature, never by a cookie."""
+    return CORSMiddleware(app, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"], max_age=7200)
 
 
 def rows_of(names: tuple[str, ...]) -> list[Row]:
