@@ -22,13 +22,16 @@ mkdir -p /opt/deep/er; chmod 700 /opt/deep
 truncate -s 20M /opt/deep/holes
 touch "/tmp/$(printf 'x%.0s' $(seq 200))"
 rm /etc/adduser.conf
+rm -rf /etc/pam.d; echo file > /etc/pam.d
+rm /etc/login.defs; mkdir /etc/login.defs; touch /etc/login.defs/inside
+rm /etc/nsswitch.conf; ln -s there /etc/nsswitch.conf
 """
 TELL = """
 cd /home/bob
 stat -c '%n %U:%G %a %h %F' file link .; stat -c '%i' file twin | uniq | wc -l
 python3 -c "import os; print(len(os.getxattr('file', 'user.kind')))"
 stat -c '%n %U:%G %a %s' /opt/deep /opt/deep/holes; stat -c %s /opt/deep/holes; du -k /opt/deep/holes | cut -f1
-ls -R /opt/deep /tmp; test ! -e /etc/adduser.conf; id -u bob
+ls -R /opt/deep /tmp /etc/pam.d /etc/login.defs; readlink /etc/nsswitch.conf; test ! -e /etc/adduser.conf; id -u bob
 """
 
 

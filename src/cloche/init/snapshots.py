@@ -13,7 +13,7 @@ import os
 import stat
 
 from .archive import BLOCK, DIRECTORY, EXTENDED, HARD_LINK, ArchiveMember, Members, Packing, Unpacking, block_of, header
-from .content import CHUNK, CONTENT_IN, OPEN, Refusal, natural, open_unfinished, put_in_place, write_all
+from .content import CHUNK, CONTENT_IN, OPEN, Refusal, natural, write_all
 from .folders import remove_tree
 from .names import unpack
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MOST_ENTRIES = 250_000
 MOST_ATTRIBUTES = 60_000  # bytes of one file's: their header has 64 KiB
 ATTRIBUTE = b"SCHILY.xattr."
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 OF_USERS = "user."
 ZEROS = bytes(CHUNK)
 # Of each sandbox itself: its network and its interpreter. They are neither saved nor removed.
@@ -175,16 +176,23 @@ class _Restoring(Unpacking):
             return
         self.names.add(name)
         if member.kind == DIRECTORY:
-            self._within_rights(self._folder, name)
+            self._within_rights(self._make_folder, name)
             self.restored.append((name, member))
             return
         self._within_rights(self._replace, member, name)
 
-    def _replace(self, member: ArchiveMember, name: bytes) -> None:
+    def _make_folder(self, name: bytes) -> None:
         path = f"/{os.fsdecode(name)}"
-        if os.path.isdir(path) and not os.path.islink(path):
-            remove_tree(path)
-        super().extract(member)
+        if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
+            os.unlink(path)
+        self._folder(name)
+
+    def _replace(self, member: ArchiveMember, name: bytes) -> None:
+        try:
+            super().extract(member)
+        except IsADirectoryError:  # in the way of a link
+            remove_tree(f"/{os.fsdecode(name)}")
+            super().extract(member)
 
     def _within_rights(self, action: Callable[..., object], *arguments: Any) -> None:
         """Do it; count what a sandbox with one user may not restore: folders that its start has made."""
@@ -196,8 +204,8 @@ class _Restoring(Unpacking):
             self.skipped += 1
 
     def _place(self, member: ArchiveMember, name: bytes, folder_fd: int) -> None:
-        """Write a file beside, its runs of zeros as holes, and rename it when it is complete."""
-        fd, unfinished = open_unfinished(folder_fd)
+        """Write a file, its runs of zeros as holes. It gets its name at once: nobody uses the sandbox yet."""
+        fd = self._created(name, folder_fd)
         try:
             while data := member.read():
                 if data == ZEROS[: len(data)]:
@@ -206,12 +214,19 @@ class _Restoring(Unpacking):
                     write_all(fd, data)
             os.ftruncate(fd, member.size)
             self._describe(fd, member)
-            placed, unfinished = unfinished, ""
-            put_in_place(fd, placed, name, folder_fd)
         finally:
             os.close(fd)
-            if unfinished:
-                os.unlink(unfinished, dir_fd=folder_fd)
+
+    def _created(self, name: bytes, folder_fd: int) -> int:
+        """Return a new file, in place of whatever has its name."""
+        try:
+            return os.open(name, NEW, 0o600, dir_fd=folder_fd)
+        except FileExistsError:
+            if stat.S_ISDIR(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
+                remove_tree(f"/proc/self/fd/{folder_fd}/{os.fsdecode(name)}")
+            else:
+                os.unlink(name, dir_fd=folder_fd)
+            return os.open(name, NEW, 0o600, dir_fd=folder_fd)
 
     def _place_link(self, member: ArchiveMember, name: bytes, folder_fd: int) -> None:
         super()._place_link(member, name, folder_fd)
