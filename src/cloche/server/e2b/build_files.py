@@ -32,6 +32,7 @@ from .templates import find_own
 
 GRANT_S, KEPT_S = 3_600.0, 24 * 3_600.0
 MOST_BYTES, MOST_KEPT_BYTES = 1 << 30, 4 << 30  # of one upload; of all
+AT_ONCE = 4
 UPLOADS, USED = "uploads", ".used"
 IS_HASH = re.compile(r"[0-9a-f]{64}").fullmatch
 MOST_GRANT = 1_024
@@ -102,7 +103,7 @@ async def upload(call: Call) -> Response:
     path = _path(call, grant["project"], grant["template"], grant["hash"])
     beside = f"{path}.{grant['once']}"
     try:
-        async with asyncio.timeout(GRANT_S):
+        async with asyncio.timeout(GRANT_S), _turns(call):
             await _receive(call, beside)
         await asyncio.to_thread(os.rename, beside, path)
     except TimeoutError:
@@ -111,6 +112,12 @@ async def upload(call: Call) -> Response:
         with suppress(FileNotFoundError):
             await asyncio.to_thread(os.unlink, beside)
     return Response(status_code=200)
+
+
+def _turns(call: Call) -> asyncio.Semaphore:
+    """Return the bound of uploads at once; what they may store together follows from it."""
+    turns: asyncio.Semaphore = call.e2b.parts.setdefault("uploads", asyncio.Semaphore(AT_ONCE))
+    return turns
 
 
 async def _receive(call: Call, path: str) -> None:

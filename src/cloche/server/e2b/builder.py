@@ -88,6 +88,10 @@ class Build:
         entry = {"timestamp": moment(time.time()), "level": level, "message": message[:MOST_MESSAGE]}
         self.entries.append(entry | ({"step": step} if step is not None else {}))
 
+    def kept_log(self) -> dict[str, Any]:
+        """Return the end of the log for the row, and the number of its first entry."""
+        return {"logs": self.entries[-MOST_KEPT_ENTRIES:], "logsFrom": max(0, len(self.entries) - MOST_KEPT_ENTRIES)}
+
 
 class Builds:
     """Hold the builds of this worker. Two run at once; others wait."""
@@ -152,7 +156,7 @@ async def _fail(call: Call, build: Build, message: str, step: str) -> None:
     build.log(message, "error", step)
     last = [entry for entry in build.entries if entry.get("step") == step][-20:]
     reason = {"message": message[:MOST_MESSAGE], "step": step, "logEntries": last}
-    await _note(call, build, records.ERROR, reason=reason, logs=build.entries[-MOST_KEPT_ENTRIES:])
+    await _note(call, build, records.ERROR, reason=reason, **build.kept_log())
     await call.service.templates.remove_archives([build.id])
     build.reason = reason
 
@@ -248,7 +252,7 @@ class _Building:
         document = {key: value for key, value in result.as_build().items() if key != "size"}
         await templates.make_ready(
             self.facts, archive_bytes=size, **document, chain=chain[-1], owner=self.caller.key_id,
-            logs=self.build.entries[-MOST_KEPT_ENTRIES:],
+            **self.build.kept_log(),
         )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloche.core.record import replace
-from cloche.core.result import Result
 from cloche.execution.processes import AsyncProcess
 from cloche.execution.sandbox import AsyncSandbox
 
@@ -80,8 +79,3 @@ async def _check_started(sandbox: AsyncSandbox, process: AsyncProcess | None) ->
         out, err = await sandbox.logs(process.id)
         text = (out + err).decode(errors="replace")[-MOST_SHOWN:]
         raise E2BError(500, f"the start command of the template ended with {row.exit_code}: {text}")
-
-
-def told(result: Result) -> str:
-    """Return the end of a result's output, for an error."""
-    return (result.stdout + result.stderr)[-MOST_SHOWN:]

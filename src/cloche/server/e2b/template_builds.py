@@ -99,13 +99,15 @@ async def start(call: Call) -> Response:
     return Response(status_code=202)
 
 
-async def _state(call: Call) -> tuple[BuildFacts, list[dict[str, Any]]]:
-    """Return a build and its whole log."""
+async def _state(call: Call) -> tuple[BuildFacts, list[dict[str, Any]], int]:
+    """Return a build, its log as far as it is kept, and the number of its first entry."""
     caller = await call.caller("read")
     template = await find_own(call, caller, call.path["template_id"])
     build = await call.service.templates.build_of(template.id, call.path["build_id"])
     running = builds_in(call.e2b).running.get(build.id)
-    return build, running.entries if running is not None else build.document.get("logs", [])
+    if running is not None:
+        return build, running.entries, 0
+    return build, build.document.get("logs", []), build.document.get("logsFrom", 0)
 
 
 def _number(call: Call, name: str, default: int) -> int:
@@ -125,8 +127,8 @@ def _selected(call: Call, entries: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 async def status(call: Call) -> Response:
     """Return the state of a build and the next hundred entries of its log."""
-    build, entries = await _state(call)
-    offset, limit = _number(call, "logsOffset", 0), _number(call, "limit", ENTRIES_AT_ONCE)
+    build, entries, first = await _state(call)
+    offset, limit = max(0, _number(call, "logsOffset", 0) - first), _number(call, "limit", ENTRIES_AT_ONCE)
     shown = _selected(call, entries)[offset : offset + min(limit, ENTRIES_AT_ONCE)]
     reason = build.document.get("reason") if build.status == records.ERROR else None
     return JSONResponse({
@@ -137,7 +139,7 @@ async def status(call: Call) -> Response:
 
 async def logs(call: Call) -> Response:
     """Return entries of a build's log, from a time (ms) on or before it."""
-    _, entries = await _state(call)
+    _, entries, _ = await _state(call)
     entries = _selected(call, entries)
     if call.request.query_params.get("direction") == "backward":
         entries = entries[::-1]
