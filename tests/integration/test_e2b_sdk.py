@@ -17,6 +17,7 @@ PROGRAMS = [
     pytest.param(kind, row, id=f"{kind}-{row.name}", marks=pytest.mark.soak if row.is_long and kind == "sync" else ())
     for kind in IS_ASYNC
     for row in shown()
+    if not row.methods or {*row.methods} & {*all_methods(is_async=IS_ASYNC[kind])}  # an older SDK lacks some
 ]
 
 
@@ -43,8 +44,6 @@ def test_a_program_of_the_sdk_works(sdks: dict[str, tuple[Both, asyncio.Runner]]
     """It asserts what E2B's documents promise, and calls each method that it stands for in docs/e2b.md."""
     is_async = IS_ASYNC[kind]
     here = [method for method in row.methods if method in all_methods(is_async=is_async)]
-    if row.methods and not here:
-        pytest.skip("missing: a younger SDK, which has these methods")
     with calls_noted(here, is_async=is_async) as called:
         run(row.program, *sdks[kind])
     assert called == set(here)
