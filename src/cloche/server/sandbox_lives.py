@@ -102,7 +102,7 @@ class Lives:
                 if is_paused is not was_paused:  # first in the row, as clients whose streams are cut look at once
                     await self.change(facts, "info", attachment)
                 was_paused = is_paused
-        if attachment.is_lost:
+        if attachment.is_lost and not attachment.is_closed:
             self.tell(facts.id, ENDED)
 
     async def compare(self, rows: Mapping[str, SandboxFacts], infos: Mapping[str, Mapping[str, Any]]) -> None:

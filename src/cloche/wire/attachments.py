@@ -106,6 +106,7 @@ class Attachment:
     id: str
     sandbox: AsyncSandbox
     is_held: bool = False
+    is_closed: bool = False  # by this worker
     is_paused: bool = False  # as its keeper has told, or its worker has done
     life: Life | None = None  # of a held one, by the clock of `time.monotonic`
     idle_s: float | None = None
@@ -163,6 +164,7 @@ class Attachment:
 
     async def close(self) -> None:
         """End this worker's calls and sessions, and detach. Raises ClocheError."""
+        self.is_closed = True
         tasks = [call.task for call in self.calls.values() if call.task is not None]
         for call in self.calls.values():
             call.cancel()

@@ -62,10 +62,15 @@ def test_a_pause_is_told_when_its_row_says_so() -> None:
         rows, kept = Rows(), Kept()
         lives = Lives(cast("Any", rows))
         lives.listeners.append(lambda _, what: rows.told.append(what))
-        attachment = SimpleNamespace(kept=kept, live=kept, is_held=False, is_lost=False, is_paused=False)
+        attachment = SimpleNamespace(
+            kept=kept, live=kept, is_held=False, is_lost=False, is_paused=False, is_closed=True
+        )
         await lives.follow(cast("Any", attachment), row())
         assert rows.told == ["written", "paused"]
         attachment.is_lost = True
+        await lives.follow(cast("Any", attachment), row("paused"))  # detached, as it is unused
+        assert "ended" not in rows.told
+        attachment.is_closed = False
         await lives.follow(cast("Any", attachment), row("paused"))
         assert rows.told[-1] == "ended"
 
