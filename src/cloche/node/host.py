@@ -248,6 +248,8 @@ class NodeHost:
         """Open a live sandbox of a lease."""
         if fields.workspace is not None:
             raise InvalidRequest("workspace: a node shows no folders of its machine; send files")
+        if fields.snapshot is not None:
+            raise InvalidRequest("snapshot: a node holds no snapshots; send files")
         files, terms = await read_files(fields.files), terms_of(fields, caller)
         options, tag = await self.allowed_options(caller, fields.options()), self.denied.tag
         facts = await self.sandboxes.create(
