@@ -7,7 +7,7 @@ process. To take one is a single operation of its keeper (`KeeperClaim.adopt`); 
 (files, functions, environment) is done by the caller as in a new one. So both ways lead to the same sandbox, and a
 caller that finds no spare opens one.
 
-Spares are opened one after the other, and none is begun while a caller waits for its sandbox. A caller that finds one
+Spares are opened one after the other, and none is begun while a caller waits for its sandbox, for some seconds. A caller that finds one
 being opened waits for it. What cannot be opened is not tried again before it is asked for again.
 """
 
@@ -17,7 +17,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import Context, ContextVar
 from typing import Protocol, runtime_checkable
 
@@ -36,7 +36,7 @@ from .prepare import Prepared
 
 KINDS = 4  # of rules and limits that have spares, those used last
 LIFETIME_S = 3600.0  # of a spare; then another one is opened
-ANSWER_S = 0.005
+ANSWER_S, QUIET_S = 0.005, 2.0
 LEAST_FREE_BYTES = 1 << 30  # of memory, below which no spare is opened
 log = logging.getLogger("cloche.live")
 _pool: ContextVar[SparePool | None] = ContextVar("spares", default=None)
@@ -183,11 +183,7 @@ class SparePool:
 
     async def _missing(self) -> Kind | None:
         """Return a kind that has too few spares, once no caller waits; end those of kinds too many."""
-        while True:
-            await self._is_quiet.wait()
-            await asyncio.sleep(ANSWER_S)  # in which the last caller answers its own
-            if not self._callers:
-                break
+        await self._quiet()
         for kind in list(self._kinds)[:-KINDS]:
             self._prepared.pop(kind)
             for spare in self._kinds.pop(kind):
@@ -195,6 +191,16 @@ class SparePool:
         kinds = [kind for kind, spares in self._kinds.items() if len(spares) < self._count]
         is_room = not kinds or await asyncio.to_thread(_free_bytes) >= LEAST_FREE_BYTES
         return kinds[-1] if kinds and is_room else None
+
+    async def _quiet(self) -> None:
+        """Wait until no caller waits and the last one has answered its own, though not for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_S):
+                while True:
+                    await self._is_quiet.wait()
+                    await asyncio.sleep(ANSWER_S)
+                    if not self._callers:
+                        return
 
     async def tend(self) -> None:
         """Replace spares that have ended."""
