@@ -7,8 +7,8 @@ process. To take one is a single operation of its keeper (`KeeperClaim.adopt`); 
 (files, functions, environment) is done by the caller as in a new one. So both ways lead to the same sandbox, and a
 caller that finds no spare opens one.
 
-Spares are opened one after the other, and none is begun while a caller waits for its sandbox, for some seconds. A caller that finds one
-being opened waits for it. What cannot be opened is not tried again before it is asked for again.
+Spares are opened one after the other, and for two seconds none is begun while a caller waits for its sandbox. A caller
+that finds one being opened waits for it. What cannot be opened is not tried again before it is asked for again.
 """
 
 from __future__ import annotations
