@@ -42,8 +42,11 @@ shapes = [
 ]
 for shape in shapes:
     link = connect()
-    send(link, packed(shape))
-    link.recv(4)
+    try:
+        send(link, packed(shape))
+        link.recv(4)
+    except OSError:
+        pass  # the other end has seen enough
 for data, fds in ((b"\\xff" * 8, (0, 1, 2)), (b"\\0\\x10\\0\\1" + b" " * (1 << 20), (0, 1, 2)), (packed(GOOD), (0,)),
                   (packed(GOOD), [0] * 200), (packed(GOOD), ())):
     link = connect()
@@ -123,7 +126,10 @@ def test_malformed_requests_end_with_their_connection(sandbox: cloche.Sandbox) -
     before = len(os.listdir(f"/proc/{init}/fd"))
     result = sandbox.exec(["python3", "-c", HOSTILE])
     assert (result.stdout, result.exit_code) == ("0\n", 0), result.stderr[-2000:]
-    assert len(os.listdir(f"/proc/{init}/fd")) < before + 10  # of guests that wait for an order
+    until = time.monotonic() + 30
+    while len(os.listdir(f"/proc/{init}/fd")) >= before + 10:  # those of guests that wait for an order come and go
+        assert time.monotonic() < until, os.listdir(f"/proc/{init}/fd")
+        time.sleep(0.05)
 
 
 def test_descriptors_that_are_slow_to_close_hold_nobody_up(sandbox: cloche.Sandbox) -> None:
