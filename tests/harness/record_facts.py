@@ -88,7 +88,7 @@ def defaults_of(cls: Any) -> list[str]:
     return [f"{name}: {type(getattr(made, name)).__name__}" for name in (one.name for one in dataclasses.fields(cls))]
 
 
-def end_of(call: Callable[..., Any], *words: Any, **named: Any) -> str:
+def end_of(call: Callable[..., Any], /, *words: Any, **named: Any) -> str:
     """Return what a call returned, or what it raised."""
     try:
         return repr(call(*words, **named))

@@ -148,6 +148,10 @@ FILES: dict[str, Callable[[LiveSandbox], Awaitable[object]]] = {
         sandbox.changes_stream("/tmp", since=1, max_bytes=MIB, max_entries=10_000, note_answer=lambda _: None)
     ),
     "space": lambda sandbox: sandbox.disk_used(),
+    "save": lambda sandbox: drop(
+        sandbox.save_stream(max_bytes=64 * MIB, max_entries=10_000, note_answer=lambda _: None)
+    ),
+    "restore": lambda sandbox: sandbox.restore(archive(), max_entries=100),
     "compose": lambda sandbox: sandbox.compose_path(f"{WORST}/all", [f"{WORST}/{n}" for n in range(2000, 3000)]),
     "remove_all": lambda sandbox: sandbox.file("remove_all", WORST, paths=[str(n) for n in range(2000)]),
     "move": lambda sandbox: sandbox.move_path(WORST, "/dev/shm/worst"),
