@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -28,7 +29,12 @@ BY, OWN_KEY = "this service", "secrets.key"
 
 
 def own_key(folder: str) -> str:
-    """Return the path of a key in the folder of the records, which is made at the first call. Blocks."""
+    """Return the path of a key in the folder of the records, which is made at the first call. Blocks.
+
+    The path is empty without the package that encrypts: the service then stores no secrets.
+    """
+    if find_spec("cryptography") is None:
+        return ""
     path = os.path.join(folder, OWN_KEY)
     with suppress(FileExistsError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -86,7 +92,7 @@ class ServiceSecrets:
         if self._key is None:
             raise BackendUnavailable(
                 "this service stores no secrets: its operator has given no key to encrypt them with.",
-                remedy=f"Start it with --secrets-key FILE; {MAKE_ONE}",
+                remedy=f"Start it with --secrets-key FILE, or with --e2b and 'cloche[secrets]' installed; {MAKE_ONE}",
             )
         return self._key
 

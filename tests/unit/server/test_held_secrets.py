@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from cloche.core.errors import BackendUnavailable, Conflict, InvalidRequest, Pol
 from cloche.core.secrets import Secret
 from cloche.records.database import Database
 from cloche.records.secrets import list_secrets, store_secret
-from cloche.server.secrets import ServiceSecrets
+from cloche.server.secrets import ServiceSecrets, own_key
 from cloche.server.service import Service, ServiceOptions
 from cloche.wire.callers import Caller
 
@@ -67,6 +68,19 @@ def test_the_operators_secrets_come_first_and_cannot_be_stored(database: Databas
         used = {project: list_secrets(session, project=project)[0].last_used_at for project in ("mine", "other")}
     assert used["mine"] is None
     assert used["other"] is not None
+
+
+def test_without_the_package_that_encrypts_the_service_makes_no_key(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts, as one with the extra `server` alone must, and says what is needed when one is stored."""
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "cryptography", None)
+        store = ServiceSecrets(database, key=own_key(database.folder))
+    assert not store.can_store
+    with pytest.raises(BackendUnavailable, match=r"with --e2b and 'cloche\[secrets\]' installed"):
+        asyncio.run(store.key_for("KEY", "mine"))
+    assert ServiceSecrets(database, key=own_key(database.folder)).can_store
 
 
 def test_without_a_key_nothing_is_stored_and_nothing_is_opened(database: Database, key: str) -> None:
