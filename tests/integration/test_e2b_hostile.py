@@ -115,6 +115,16 @@ def test_a_route_knows_no_sandbox_of_another_key(
         assert client.get(f"/sandboxes/{sandbox['sandboxID']}").json()["state"] == "running"
 
 
+@pytest.mark.parametrize("path", ["", "/exec", "/snapshots"])
+def test_the_api_is_not_for_keys_of_sdks(e2b: E2BService, sandbox: Mapping[str, Any], path: str) -> None:
+    """The API shows all sandboxes of the project, so another key of an SDK reaches none there."""
+    url = f"{e2b.service.address}/api/sandboxes/sb_{sandbox['sandboxID']}{path}"
+    with _of_other_key(e2b, "default") as client:
+        key = {"Authorization": f"Bearer {client.headers['X-API-KEY']}"}
+        answer = client.request("POST" if path else "GET", url, headers=key, json={"shell": "id"} if path else None)
+    assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (403, "scope-missing")
+
+
 def _of_other_key(e2b: E2BService, project: str) -> httpx.Client:
     database = Database(e2b.service.database)
     _, key = create_key(database, name="other", scopes=("run", "read"), project=project, is_e2b=True)

@@ -15,7 +15,7 @@ from fastapi import Depends, Request, WebSocket
 from starlette.requests import HTTPConnection
 
 from cloche.audit.log import act_for
-from cloche.records.keys import SCOPES
+from cloche.records.keys import E2B_PREFIX, SCOPES
 from cloche.records.tables import DEFAULT_PROJECT
 from cloche.wire.callers import Caller
 from cloche.wire.problems import Refused
@@ -57,13 +57,21 @@ async def _find_caller(connection: HTTPConnection) -> Caller:
 
 
 async def identify(service: Service, connection: HTTPConnection) -> Caller:
-    """Return the owner of the key or cookie, without any check of scopes. Raises Refused (401) for invalid ones."""
+    """Return the owner of the key or cookie, without any check of scopes.
+
+    Raises Refused: 401 for invalid ones, 403 for a key for E2B's SDKs that is below scope admin.
+    """
     header = connection.headers.get("authorization")
     if header is not None:
         text = _key_in(service, connection, header)
         key = await service.identities.of_key(text) if text else None
         if key is None:
             raise _nobody("this key is not valid: it is wrong, revoked or expired")
+        if text.startswith(E2B_PREFIX) and "admin" not in key.scopes:
+            raise Refused(
+                403, "scope-missing", "a key for E2B's SDKs has its own sandboxes alone, and the API has the project's",
+                remedy="use the port of E2B's protocol, or a key that was made without --e2b",
+            )  # fmt: skip
         address = connection.client.host if connection.client else ""
         return Caller(project=key.project, scopes=key.scopes, key_id=key.id, address=address)
     caller = await _of_cookie(service, connection)

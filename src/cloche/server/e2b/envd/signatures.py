@@ -10,6 +10,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ INVALID = "invalid signature"
 MOST_SIGNATURE = 128
 MOST_FOUND = 4096
 LISTED_S = 0.05  # how old the list of living sandboxes may be where none of them fits
-EXPIRATION_DIGITS = 18
+IS_EXPIRATION = re.compile(r"-?[0-9]{1,18}").fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,7 @@ def signed(call: Call, operation: str) -> Signed:
     """Return what the URL of a request says. Raises E2BError (400)."""
     query = call.request.query_params
     expiration = query.get("signature_expiration")
-    is_number = expiration is None or (expiration.lstrip("-").isdigit() and len(expiration) <= EXPIRATION_DIGITS)
-    if not is_number or (expiration is not None and not expiration.isascii()):
+    if expiration is not None and IS_EXPIRATION(expiration) is None:
         raise E2BError(400, "Invalid format for parameter signature_expiration: give seconds since 1970")
     return Signed(
         path=query.get("path", ""), operation=operation, user=query.get("username", ""),
