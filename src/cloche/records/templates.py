@@ -27,6 +27,7 @@ DEFAULT_TAG = "default"
 MOST_TEMPLATES, MOST_TAGS = 500, 100  # of a project; of a template
 KEPT_BUILDS = 20  # rows of a template's ended builds without a tag
 IS_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}").fullmatch
+IS_ID = re.compile(r"[0-9a-z]{20}").fullmatch
 IS_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}").fullmatch
 
 
@@ -64,6 +65,8 @@ def check_name(name: str) -> str:
     """Return a valid name. Raises InvalidRequest."""
     if IS_NAME(name) is None:
         raise InvalidRequest(f"name: {escape_name(name[:140])} is not one; use a-z, 0-9, -, _ and ., 128 at the most")
+    if IS_ID(name.removeprefix(f"{PREFIX}_")) is not None:  # that of another one, which may be deleted
+        raise InvalidRequest(f"name: {name} has the form of an id; take another name")
     return name
 
 
