@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ import pytest
 from cloche.records.database import Database
 from cloche.records.keys import create_key
 from cloche.server.e2b.app import CODE_PARTS, CONTROL, ENVD_PARTS, rows_of
+from cloche.server.e2b.build_files import AT_ONCE
 from cloche.server.e2b.calls import MOST_BODY, Row
 from cloche.server.e2b.envd import environment
 from cloche.server.e2b.target import CODE, ENVD
@@ -123,6 +125,23 @@ def test_the_api_is_not_for_keys_of_sdks(e2b: E2BService, sandbox: Mapping[str, 
         key = {"Authorization": f"Bearer {client.headers['X-API-KEY']}"}
         answer = client.request("POST" if path else "GET", url, headers=key, json={"shell": "id"} if path else None)
     assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (403, "scope-missing")
+
+
+def test_slow_uploads_of_one_key_do_not_hold_up_another(e2b: E2BService) -> None:
+    """Neither do more than all may have at once."""
+    with _of_other_key(e2b, "default") as slow, ExitStack() as stack:
+        for number in range(AT_ONCE + 1):
+            url = urlsplit(_upload_to(slow, "slow", number))
+            link = stack.enter_context(socket.create_connection((str(url.hostname), url.port or 0), timeout=60))
+            link.sendall(f"PUT {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Length: 9\r\n\r\nx".encode())
+        with e2b.http(**{"X-API-KEY": e2b.key}) as client:
+            assert client.put(_upload_to(client, "quick", 0), content=b"x", timeout=10).status_code == 200
+
+
+def _upload_to(client: httpx.Client, name: str, number: int) -> str:
+    template = client.post("/v3/templates", json={"name": name}).json()["templateID"]
+    url: str = client.get(f"/templates/{template}/files/{number:064x}").json()["url"]
+    return url
 
 
 def _of_other_key(e2b: E2BService, project: str) -> httpx.Client:

@@ -15,7 +15,8 @@ import json
 import os
 import re
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -32,7 +33,7 @@ from .templates import find_own
 
 GRANT_S, KEPT_S = 3_600.0, 24 * 3_600.0
 MOST_BYTES, MOST_KEPT_BYTES = 1 << 30, 4 << 30  # of one upload; of all
-AT_ONCE = 4
+AT_ONCE, AT_ONCE_OF_KEY = 4, 2
 UPLOADS, USED = "uploads", ".used"
 IS_HASH = re.compile(r"[0-9a-f]{64}").fullmatch
 MOST_GRANT = 1_024
@@ -103,7 +104,7 @@ async def upload(call: Call) -> Response:
     path = _path(call, grant["project"], grant["template"], grant["hash"])
     beside = f"{path}.{grant['once']}"
     try:
-        async with asyncio.timeout(GRANT_S), _turns(call):
+        async with asyncio.timeout(GRANT_S), _turn(call, grant["key"]):
             await _receive(call, beside)
         await asyncio.to_thread(os.rename, beside, path)
     except TimeoutError:
@@ -114,10 +115,12 @@ async def upload(call: Call) -> Response:
     return Response(status_code=200)
 
 
-def _turns(call: Call) -> asyncio.Semaphore:
-    """Return the bound of uploads at once; what they may store together follows from it."""
-    turns: asyncio.Semaphore = call.e2b.parts.setdefault("uploads", asyncio.Semaphore(AT_ONCE))
-    return turns
+@asynccontextmanager
+async def _turn(call: Call, key: str) -> AsyncIterator[None]:
+    """Wait for a turn of the key's own, then for one of all; what they may store together follows from these bounds."""
+    own = call.e2b.parts.setdefault(f"uploads of {key}", asyncio.Semaphore(AT_ONCE_OF_KEY))
+    async with own, call.e2b.parts.setdefault("uploads", asyncio.Semaphore(AT_ONCE)):
+        yield
 
 
 async def _receive(call: Call, path: str) -> None:

@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from cloche.core.errors import ClocheError
 from cloche.execution.sandbox import AsyncSandbox
-from cloche.records.keys import E2B_PREFIX
+from cloche.records.keys import E2B_PREFIX, PREFIX
 from cloche.records.tables import DEFAULT_PROJECT
 from cloche.serving.http import SLOW_BODY, most_connections
 
@@ -50,6 +50,9 @@ _NOT_FOR_GUESTS = (
     b"expect", b"content-length", b"forwarded", b"host", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto",
     TRAFFIC_HEADER.encode(),
 )  # fmt: skip
+
+
+_KEYS = (E2B_PREFIX.encode(), PREFIX.encode())
 
 
 async def pass_on(e2b: E2B, target: Target | None, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,8 +149,8 @@ def _is_ours(call: Call, name: bytes, value: bytes) -> bool:
     if name == TOKEN_HEADER.encode():
         return hmac.compare_digest(value, call.e2b.access_token(call.target.sandbox_id).encode())
     if name == b"authorization":
-        return value.partition(b" ")[2].strip().startswith(E2B_PREFIX.encode())
-    return name == KEY_HEADER.encode() and value.startswith(E2B_PREFIX.encode())
+        return value.partition(b" ")[2].strip().startswith(_KEYS)
+    return name == KEY_HEADER.encode() and value.startswith(_KEYS)
 
 
 @contextmanager
