@@ -37,7 +37,7 @@ from .start_commands import start_and_wait
 from .templates import Template, find_template, of_build, of_own, own_templates
 
 BUILD_S, READY_S = 1_800.0, 300.0
-AT_ONCE, MOST_WAITING = 2, 32
+AT_ONCE, MOST_WAITING, MOST_OF_KEY = 2, 32, 24
 MOST_STEPS, MOST_ENTRIES, MOST_KEPT_ENTRIES = 500, 10_000, 1_000
 MOST_MESSAGE = 4_096  # characters of one entry of the log
 BASE, FINALIZE = "base", "finalize"  # names of steps beside the numbers, which begin at 1
@@ -75,6 +75,7 @@ class Build:
     id: str
     template_id: str
     entries: list[dict[str, Any]]
+    key: str | None = None  # of its caller
     status: str = records.WAITING
     reason: dict[str, Any] | None = None
     task: asyncio.Task[None] | None = None
@@ -118,9 +119,11 @@ def begin(call: Call, caller: Caller, facts: BuildFacts, order: BuildOrder) -> N
     builds = builds_in(call.e2b)
     if facts.status != records.WAITING or facts.id in builds.running:
         raise E2BError(409, f"build {facts.id} was started already; ask for another one")
-    if len(builds.running) >= MOST_WAITING:
-        raise E2BError(429, f"{MOST_WAITING} builds are waiting, the most there may be", headers={"Retry-After": "10"})
-    build = builds.running[facts.id] = Build(id=facts.id, template_id=facts.template_id, entries=[])
+    own = sum(build.key == caller.key_id for build in builds.running.values())
+    if len(builds.running) >= MOST_WAITING or own >= MOST_OF_KEY:
+        most = f"{MOST_WAITING} builds, or {MOST_OF_KEY} of one key, are the most that may wait"
+        raise E2BError(429, most, headers={"Retry-After": "10"})
+    build = builds.running[facts.id] = Build(id=facts.id, template_id=facts.template_id, entries=[], key=caller.key_id)
     call.service.in_background(_run(call, caller, facts, order, build))
 
 
