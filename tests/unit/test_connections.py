@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from websockets.frames import Frame, Opcode
@@ -309,6 +310,13 @@ def test_a_head_is_sent_with_its_body() -> None:
         theirs.close()
 
     asyncio.run(main())
+
+
+def test_a_broken_response_over_tls_may_end_after_its_client_has_left() -> None:
+    """The transport of such a connection has no socket any more, which could be told to reset."""
+    plain = Mock(spec=asyncio.Transport, get_extra_info=Mock(return_value=None))
+    Together(plain, Mock(spec=asyncio.AbstractEventLoop), is_broken=lambda: True).close()
+    plain.abort.assert_called_once_with()
 
 
 def test_frames_of_a_web_socket_do_not_hold_the_loop() -> None:

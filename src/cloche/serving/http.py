@@ -79,7 +79,9 @@ class Together:
             self.plain.close()
 
     def _reset(self) -> None:
-        self.plain.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection = self.plain.get_extra_info("socket")
+        if connection is not None:  # as of TLS whose client has left
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.plain.abort()
 
     def get_write_buffer_size(self) -> int:

@@ -65,7 +65,7 @@ def as_e2b(error: Exception) -> E2BError:
     problem = problem_of(error)
     message = str(problem.content["detail"])
     if remedy := problem.content.get("remedy"):
-        message = f"{message}; {remedy}"
+        message = f"{message.removesuffix('.')}; {remedy}"
     status = 400 if problem.status == 422 else problem.status
     is_known = isinstance(error, ClocheError | Refused | InvalidFields)
     can_retry = status == 503 or (status == 429 and "Retry-After" in problem.headers)
