@@ -24,8 +24,7 @@ from cloche.fleets import leases
 from cloche.fleets.leases import Leases
 from cloche.server.sandbox_fusion import CodeRequest, JupyterRequest
 from cloche.server.sandbox_fusion_runs import run_cells, run_code
-from cloche.wire.attachments import Attachment
-from cloche.wire.held import Terms, needs_worker, open_held, until_over
+from cloche.wire.held import Terms, held_attachment, needs_worker, open_held, until_over
 from tests.harness.fleets import LocalFleetBackend, node_pid
 
 CLAIMED = Policy(accept_claimed=True)
@@ -168,7 +167,7 @@ def test_a_service_holds_a_live_sandbox_on_a_node(backend: LocalFleetBackend, se
             assert (await sandbox.exec(shell="echo $((6 * 7))")).stdout == "42\n"
             os.kill(node_pid(), signal.SIGKILL)
             async with asyncio.timeout(50):
-                return await until_over(Attachment(id="sb_1", sandbox=sandbox, is_held=True), terms)
+                return await until_over(held_attachment("sb_1", sandbox, terms), terms)
         finally:
             await sandbox.close()
 

@@ -107,6 +107,8 @@ async def _started(call: Call, use: Use, body: Message, tag: str, timeout_s: flo
     if not isinstance(args, list):
         raise E2BError(400, "args: give a list")
     argv = [_text(word, "cmd") for word in (config.get("cmd"), *args)]
+    if not argv[0]:
+        raise E2BError(400, "cmd: give the path or name of a program")
     own = call.row.document["e2b"] if call.row is not None else {}
     cwd = folder_of(_text(config.get("cwd") or own.get("workdir") or "", "cwd"), name)
     env = {key: _text(value, "envs") for key, value in _object(config, "envs").items()}
