@@ -284,6 +284,28 @@ def test_an_answer_that_nobody_takes_is_dropped() -> None:
     serve(work, most=3, head_s=0.4, app=large)
 
 
+class _Reading(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.lost = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+
+
+def test_a_broken_answer_of_a_client_that_has_gone_is_closed_without_an_error() -> None:
+    """Its socket is closed by then, and can have no more options."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        plain, reading = await asyncio.get_running_loop().create_connection(_Reading, sock=ours)
+        theirs.close()
+        await reading.lost.wait()
+        assert ours.fileno() == -1
+        Together(plain, asyncio.get_running_loop(), lambda: True).close()
+
+    asyncio.run(main())
+
+
 def test_a_head_is_sent_with_its_body() -> None:
     """By one system call; alone at the end of the turn, and before the end; much of it at once."""
     sent: list[bytes] = []

@@ -22,6 +22,7 @@ const OF_TYPES = new Set('public private protected readonly override declare abs
 function withoutTypes(code) {
   let [end, token] = [0, null]; // where the last token ended; the current one: { kind, value, start, end, isFirst }
   let edits = []; // [start, end, text]
+  const notArrows = new Set(); // places at which no arrow function begins
 
   // ------------------------------------------------------------------------------------------------------- tokens
   const match = (expression, at) => {
@@ -168,8 +169,10 @@ function withoutTypes(code) {
     }
   };
   const arrow = (isBetween) => {
+    const place = `${token.start} ${isBetween}`;
     const isPossible = is('(', '<') || (isWord() && (is('async') || peek().value === '=>'));
-    return isPossible && tried(() => {
+    if (!isPossible || notArrows.has(place)) return false;
+    if (tried(() => {
       if (is('async') && !peek().isFirst && peek().value !== '=>') next();
       if (isWord()) next();
       else {
@@ -184,7 +187,9 @@ function withoutTypes(code) {
       if (is('{')) block();
       else assignment();
       return isBetween !== 'typed' || is(':');
-    });
+    })) return true;
+    notArrows.add(place); // each is tried once: nested ones would take time exponential in their depth
+    return false;
   };
   const binary = (noIn) => {
     for (;;) {

@@ -83,3 +83,11 @@ def test_javascript_stays_as_it_is() -> None:
     texts = [folder.joinpath(name).read_text() for name in ("session.js", "session_types.js")]
     program = EVALUATES.replace("String(vm.runInNewContext(written))", "written === cell")
     assert _evaluated(texts, program) == [[True, True]] * 2
+
+
+@pytest.mark.parametrize(
+    "code", ["(a = " * 60 + "1" + ")" * 60, "let a = 0, b = 0, c = 0; " + "a ? (b) : c => " * 60 + "1; 1"]
+)
+def test_the_time_does_not_double_with_each_nested_bracket(code: str) -> None:
+    """What may be an arrow function is tried once at each place."""
+    assert _evaluated([code])[0][1] is True

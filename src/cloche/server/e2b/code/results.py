@@ -28,8 +28,12 @@ _DATA: Mapping[str, str] = {
 
 
 def encode_line(line: Line) -> bytes:
-    """Return a line as bytes."""
-    return json.dumps(line).encode() + b"\n"
+    """Return a line as bytes. Numbers that JSON lacks, such as NaN, are null: no client could read the line."""
+    try:
+        text = json.dumps(line, allow_nan=False)
+    except ValueError:
+        text = json.dumps(json.loads(json.dumps(line), parse_constant=lambda _: None))
+    return text.encode() + b"\n"
 
 
 def result_line(output: Output, *, is_value: bool) -> Line:
