@@ -42,6 +42,7 @@ class Operation(Channel):
         super().__init__(link, number)
         self._link = link
         self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.keeps_last = False  # of the events that wait, for one whose newest event says all
 
     def ask(self, **body: Any) -> None:  # noqa: ANN401 - any JSON
         """Send a request about the running operation."""
@@ -76,6 +77,8 @@ class Operation(Channel):
 
     def take(self, kind: int, body: bytes) -> None:
         if kind == wire.EVENT:
+            while self.keeps_last and not self.events.empty():
+                self.events.get_nowait()
             if self.events.qsize() >= MOST_EVENTS:
                 raise wire.WireError("too many events of one operation")
             self.events.put_nowait(read_guest_object(body))

@@ -176,8 +176,12 @@ class LiveSandbox(LiveFiles):
         return 0.0
 
     async def life_events(self) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield what its keeper says of its time and pauses, now and at each change, until the connection ends."""
+        """Yield what its keeper says of its time and pauses, now and after changes, until the connection ends.
+
+        Of changes that were made while nobody asked, only the last one is kept.
+        """
         channel = (await self.connected()).open("watch")
+        channel.keeps_last = True
         with contextlib.suppress(OperationFailed, OutcomeUnknown):
             while True:
                 yield await channel.event()

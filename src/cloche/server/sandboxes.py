@@ -348,9 +348,12 @@ class Sandboxes:
         """Tell whether a sandbox has not ended, and is not being ended, by this worker's knowledge or its name's."""
         if facts.status == ENDED or facts.id in self._ending:
             return False
-        if (attachment := self._attachment_of(facts.id)) is not None:
-            return not attachment.is_lost
-        return facts.is_held_by_worker or await asyncio.to_thread(keepers.is_there, facts.name)
+        attachment = self._attachment_of(facts.id)
+        if facts.is_held_by_worker or (attachment is not None and not attachment.is_lost):
+            return attachment is None or not attachment.is_lost
+        if attachment is not None and not await self._has_ended(facts):  # its connection broke alone
+            await self._let_go(facts.id)
+        return await asyncio.to_thread(keepers.is_there, facts.name)
 
     def _attachment_of(self, sandbox_id: str) -> Attachment | None:
         task = self._open.get(sandbox_id)

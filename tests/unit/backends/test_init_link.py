@@ -136,6 +136,22 @@ def test_what_breaks_the_protocol_ends_the_link(name: str, monkeypatch: pytest.M
     run(attempt)
 
 
+def test_of_changes_of_a_life_that_nobody_reads_the_last_one_is_kept() -> None:
+    """A client that pauses and resumes faster than its service notes it does not lose the sandbox."""
+
+    async def attempt() -> None:
+        async with linked() as (sandbox, theirs):
+            numbers = range(MOST_EVENTS * 4)
+            await say(theirs, HELLO + wire.json_frame(wire.EVENT, 1, number=-1))
+            infos = sandbox.life_events()
+            assert await anext(infos) == {"number": -1}
+            await say(theirs, b"".join(wire.json_frame(wire.EVENT, 1, number=number) for number in numbers))
+            while (await anext(infos))["number"] != numbers[-1]:
+                pass
+
+    run(attempt)
+
+
 @pytest.mark.parametrize("hello", [b'{"version": 2}', b"{}", b'{"version": []}'])
 def test_another_version_is_no_sandbox(hello: bytes) -> None:
     """Who greets otherwise, or with what is no version, is closed."""

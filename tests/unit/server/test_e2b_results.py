@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from cloche.core.result import Output
-from cloche.server.e2b.code.results import encode_line, result_line
+from cloche.server.e2b.code.results import MOST_JSON, encode_line, result_line
 
 
 def _refuse(name: str) -> NoReturn:
@@ -22,3 +22,13 @@ def test_numbers_that_json_lacks_are_null(number: str, mime: str) -> None:
     output = Output(data={mime: f'{{"a": [{number}, 1.5]}}'})
     line = json.loads(encode_line(result_line(output, is_value=False)), parse_constant=_refuse)
     assert {"a": [None, 1.5]} in (line.get("json"), line.get("chart"), line["extra"].get(mime))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_only_so_much_is_read_as_json_as_does_not_hold_the_event_loop(count: int) -> None:
+    """Eight MiB of nested lists took five seconds, in which nothing else was answered: more is sent as text."""
+    mimes = ("application/json", "application/vnd.cloche.chart+json", "application/geo+json")[:count]
+    text = json.dumps([[]] * (MOST_JSON // 4 // count - 2))
+    assert result_line(Output(data=dict.fromkeys(mimes, text)), is_value=False)["json"]
+    line = result_line(Output(data=dict.fromkeys(mimes, text + " " * 99)), is_value=False)
+    assert line["extra"][mimes[-1]] == text + " " * 99

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from cloche.records.ids import moment
 from cloche.records.sandboxes import SandboxFacts
+from cloche.server import sandboxes
 from cloche.server.sandbox_lives import Lives, is_same, values_of
 from tests.harness.loops import in_loop
 
@@ -73,5 +76,36 @@ def test_a_pause_is_told_when_its_row_says_so() -> None:
         attachment.is_closed = False
         await lives.follow(cast("Any", attachment), row("paused"))
         assert rows.told[-1] == "ended"
+
+    in_loop(claim)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_sandbox_whose_connection_broke_lives_as_long_as_its_name(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next request attaches to it again; before, all of them said that there is none."""
+    monkeypatch.setattr(sandboxes, "SETTLE_S", 0.0)
+    monkeypatch.setattr("cloche.server.keepers.is_there", lambda _: is_there)
+    calls: list[str] = []
+
+    class Broken(sandboxes.Sandboxes):
+        def __init__(self) -> None:
+            self._ending = set()
+
+        def _attachment_of(self, _: str) -> Any:
+            return SimpleNamespace(is_lost=True)
+
+        async def _let_go(self, sandbox_id: str, *, timeout_s: float = 0) -> None:
+            del sandbox_id, timeout_s
+            calls.append("let go")
+
+        async def _note_ended(self, facts: SandboxFacts) -> SandboxFacts:
+            calls.append("noted")
+            return facts
+
+    async def claim() -> None:
+        assert await Broken().is_alive(row()) is is_there
+        assert calls == (["let go"] if is_there else ["let go", "noted"])
 
     in_loop(claim)

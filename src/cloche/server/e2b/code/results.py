@@ -21,6 +21,7 @@ _TEXTS: Mapping[str, str] = {
     "image/png": "png", "image/jpeg": "jpeg", "application/pdf": "pdf", "text/latex": "latex",
     "application/javascript": "javascript",
 }  # fmt: skip
+MOST_JSON = 1 << 20  # characters of an output that are read as JSON, on the event loop; more stays text in `extra`
 _DATA: Mapping[str, str] = {
     "application/json": "json", "application/vnd.cloche.columns+json": "data",
     "application/vnd.cloche.chart+json": "chart",
@@ -30,7 +31,7 @@ _DATA: Mapping[str, str] = {
 def encode_line(line: Line) -> bytes:
     """Return a line as bytes. Numbers that JSON lacks, such as NaN, are null: no client could read the line."""
     try:
-        text = json.dumps(line, allow_nan=False)
+        text = json.dumps(line, allow_nan=False, check_circular=False)
     except ValueError:
         text = json.dumps(json.loads(json.dumps(line), parse_constant=lambda _: None))
     return text.encode() + b"\n"
@@ -39,9 +40,13 @@ def encode_line(line: Line) -> bytes:
 def result_line(output: Output, *, is_value: bool) -> Line:
     """Return the line of a displayed output, or of the cell's value."""
     line: Line = {"type": "result", "is_main_result": is_value, "extra": {}}
+    left = MOST_JSON
     for mime, content in output.data.items():
         text = content if isinstance(content, str) else base64.b64encode(content).decode()
-        if mime in _DATA:
+        left -= len(text) if mime.endswith("json") else 0
+        if left < 0 and mime.endswith("json"):
+            line["extra"][mime] = text
+        elif mime in _DATA:
             line |= {_DATA[mime]: value} if (value := _read(text)) is not None else {}
         elif mime in _TEXTS:
             line[_TEXTS[mime]] = _unquoted(text) if mime == "text/plain" else text
