@@ -171,8 +171,7 @@ function withoutTypes(code) {
   const arrow = (isBetween) => {
     const place = `${token.start} ${isBetween}`;
     const isPossible = is('(', '<') || (isWord() && (is('async') || peek().value === '=>'));
-    if (!isPossible || notArrows.has(place)) return false;
-    if (tried(() => {
+    return isPossible && !notArrows.has(place) && (tried(() => {
       if (is('async') && !peek().isFirst && peek().value !== '=>') next();
       if (isWord()) next();
       else {
@@ -187,9 +186,7 @@ function withoutTypes(code) {
       if (is('{')) block();
       else assignment();
       return isBetween !== 'typed' || is(':');
-    })) return true;
-    notArrows.add(place); // each is tried once: nested ones would take time exponential in their depth
-    return false;
+    }) || !notArrows.add(place)); // each is tried once: nested ones would take time exponential in their depth
   };
   const binary = (noIn) => {
     for (;;) {
