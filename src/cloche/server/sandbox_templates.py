@@ -30,7 +30,7 @@ from cloche.wire.problems import Refused
 T = TypeVar("T")
 MOST_BYTES = 20 << 30  # of a project
 UNNAMED_S = 3_600.0  # how long an archive without a row stays: another worker may be using it
-FOLDER, SUFFIX = "templates", ".tar"
+FOLDER, SUFFIX, UNFINISHED = "templates", ".tar", ".cloche"  # as `hostfs` names what is being written
 log = logging.getLogger("cloche.service")
 
 
@@ -139,11 +139,12 @@ class Templates:
                 why = "the service ended meanwhile"
                 failed = partial(_fail, template_id=build.template_id, build_id=build.id, why=why)
                 await self._writer.write(failed)
+                await self.remove_archives([build.id])
         await asyncio.to_thread(self._remove_unnamed)
 
     def _remove_unnamed(self) -> None:
         with suppress(FileNotFoundError):
-            found = [name for name in os.listdir(self.folder) if name.endswith(SUFFIX)]
+            found = [name for name in os.listdir(self.folder) if name.endswith((SUFFIX, UNFINISHED))]
             with self._database.reading() as session:
                 named = records.all_builds(session)
             unnamed = [os.path.join(self.folder, name) for name in found if name.removesuffix(SUFFIX) not in named]

@@ -6,6 +6,7 @@ and a body with one framing. Nothing of the answer is passed on as it came: the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from typing import Protocol
 
@@ -14,6 +15,7 @@ import h11
 MOST_HEAD = 64 << 10
 MOST_INFORMATIONAL = 16  # answers such as 103 before the final one
 PIECE_BYTES = 1 << 17
+PIECES_OF_TURN = 64  # of the event loop
 SWITCHING = 101
 Headers = Iterable[tuple[bytes, bytes]]
 # Headers about one connection, which no proxy passes on (RFC 9110, 7.6.1).
@@ -70,10 +72,14 @@ class GuestExchange:
 
     async def body(self) -> AsyncGenerator[bytes]:
         """Yield the pieces of the answer's body. Raises BadAnswer where it breaks off."""
+        count = 0
         while not isinstance(event := await self._event(), h11.EndOfMessage):
             if not isinstance(event, h11.Data):
                 raise BadAnswer
             yield bytes(event.data)
+            count += 1
+            if count % PIECES_OF_TURN == 0:  # they are read without waiting, where many are small
+                await asyncio.sleep(0)
 
     def after_head(self) -> bytes:
         """Return what the server has sent after an answer that switches protocols."""
