@@ -80,7 +80,7 @@ class Together:
 
     def _reset(self) -> None:
         connection = self.plain.get_extra_info("socket")
-        if connection is not None:  # as of TLS whose client has left
+        if connection is not None and not self.plain.is_closing():  # its client has left
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.plain.abort()
 
