@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import Context, ContextVar
@@ -241,7 +241,7 @@ async def _open_spare(prepared: Prepared) -> Spare:
     backend = prepared.backend
     if not isinstance(backend, SupportsNames):
         raise InternalError("a spare sandbox of a backend without names")
-    name = f"{registry.SPARE}{secrets.token_hex(12)}"
+    name = f"{registry.SPARE}{os.urandom(12).hex()}"
     claim = KeeperClaim(Terms(name=name, lifetime_s=LIFETIME_S), {})  # nobody attaches to it
     async with AsyncExitStack() as on_failure:
         prepared, growing = await asyncio.to_thread(with_growing, prepared)
