@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from cloche.server.e2b.listening import NO_USERS
+from tests.harness.e2b import serving
 from tests.harness.service import end_sandboxes, environment
 from tests.harness.texts import blocks
 
@@ -34,6 +38,13 @@ def test_the_quick_start_runs_as_it_stands(tmp_path: Path) -> None:
     end_sandboxes(tmp_path)
     assert "Logs(stdout: ['42\\n'], stderr: [])" in done.stdout, done.stderr
     assert "'home'" in done.stdout
+
+
+@pytest.mark.soak
+def test_a_service_tells_that_its_sandboxes_lack_what_e2bs_have(tmp_path: Path) -> None:
+    """There the account has another name and home."""
+    with serving(tmp_path, "--backend", "gvisor") as service:
+        assert NO_USERS in service.service.log.read_text()
 
 
 def _free_port() -> int:

@@ -24,6 +24,10 @@ from .tls import PROTOCOLS, lines_for_clients, reachable, serve_names, with_tls
 from .upgrades import UpgradeProtocol
 
 log = logging.getLogger("cloche.service")
+NO_USERS = (
+    "E2B's paths and users (/home/user, sudo, templates with steps) are missing: sandboxes of this backend and level "
+    "have one user; cloche doctor tells why, docs/e2b.md what works"
+)
 
 
 async def serve_e2b(service: Service, options: E2BOptions, *, beside: Coroutine[Any, Any, None]) -> None:
@@ -49,7 +53,7 @@ async def serve_e2b(service: Service, options: E2BOptions, *, beside: Coroutine[
         if config.ssl is not None:
             config.ssl.set_alpn_protocols(PROTOCOLS)
         service.in_background(_prepare(service))
-        _greet(options, authority, port)
+        _greet([*lines_for_sdks(options, authority, port), *await _missing_users(service)])
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(beside)
             if authority is not None and config.ssl is not None:
@@ -68,9 +72,24 @@ async def _prepare(service: Service) -> None:
         log.warning("no spare sandbox can be opened: %s", error)
 
 
-def _greet(options: E2BOptions, authority: OwnAuthority | None, port: int) -> None:
+async def _missing_users(service: Service) -> list[str]:
+    """Return a line that tells if sandboxes have no users as at E2B."""
+    try:
+        options = await sandbox_options(service)
+    except ClocheError as error:  # as the first create will report
+        return [str(error)]
+    is_like_e2b = "account" in options and options.get("users") is not False
+    return [] if is_like_e2b else [NO_USERS]
+
+
+def lines_for_sdks(options: E2BOptions, authority: OwnAuthority | None, port: int) -> list[str]:
+    """Return the lines that tell how SDKs reach this listener."""
     scheme = "https" if options.certificate else "http"
     address = f"{scheme}://{http.bracketed(reachable(options.host))}:{port}"
-    lines = [f"for E2B's SDKs: export E2B_API_URL={address} E2B_SANDBOX_URL={address} E2B_API_KEY=e2b_..."]
-    for line in (*lines, *lines_for_clients(options, authority)):
+    addresses = f"for E2B's SDKs: export E2B_API_URL={address} E2B_SANDBOX_URL={address} E2B_API_KEY=e2b_..."
+    return [addresses, *lines_for_clients(options, authority)]
+
+
+def _greet(lines: list[str]) -> None:
+    for line in lines:
         print(f"cloche: {line}", file=sys.stderr, flush=True)  # noqa: T201
