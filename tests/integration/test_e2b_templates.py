@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import tarfile
 import time
 from collections.abc import Iterator, Mapping
@@ -271,3 +272,28 @@ def test_archives_go_with_their_rows(running: e2b.E2BService, other: Client) -> 
     assert len(set(folder.glob("*.tar"))) == len(before)
     other.ask("DELETE", "/templates/short", 204)
     assert len(set(folder.glob("*.tar"))) == len(before) - 1
+
+
+@pytest.mark.soak
+def test_a_build_ends_with_its_worker_and_so_does_its_sandbox(tmp_path: Path) -> None:
+    """The service is killed during a step; the next one ends what the build has left."""
+    first = e2b.start(tmp_path)
+    client = Client(first, first.key)
+    with client.http:
+        template_id, build_id = client.new_template("long")
+        order = {"fromImage": "e2bdev/base", "steps": [step("RUN", "sleep 600")]}
+        client.ask("POST", f"/v2/templates/{template_id}/builds/{build_id}", 202, **order)
+        while not _of_builds(first):
+            time.sleep(0.05)
+    first.service.end(signal.SIGKILL)
+    with e2b.serving(tmp_path, key=first.key) as second:
+        client = Client(second, first.key)
+        with client.http:
+            assert client.ended(template_id, build_id)["status"] == "error"
+        assert _of_builds(second) == []
+
+
+def _of_builds(running: e2b.E2BService) -> list[str]:
+    with running.service.client() as client:
+        rows = client.get("/api/sandboxes", params={"state": "running"}).json()["items"]
+    return [row["id"] for row in rows if "build" in row["labels"]]

@@ -132,15 +132,21 @@ class Templates:
         """Remove archives of builds whose rows are gone, or need them no more."""
         await asyncio.to_thread(_unlink, [self.path(build) for build in builds])
 
-    async def tidy(self) -> None:
-        """Record that builds of workers that are gone have failed, and remove archives without a row."""
+    async def tidy(self) -> list[str]:
+        """Record that builds of workers that are gone have failed, and remove archives without a row.
+
+        Returns the ids of these builds, whose sandboxes may live on.
+        """
+        failed_ids: list[str] = []
         for build in await self.read(records.unfinished_builds):
             if is_here(build.worker) and await asyncio.to_thread(is_gone, build.worker):
                 why = "the service ended meanwhile"
                 failed = partial(_fail, template_id=build.template_id, build_id=build.id, why=why)
                 await self._writer.write(failed)
                 await self.remove_archives([build.id])
+                failed_ids.append(build.id)
         await asyncio.to_thread(self._remove_unnamed)
+        return failed_ids
 
     def _remove_unnamed(self) -> None:
         with suppress(FileNotFoundError):

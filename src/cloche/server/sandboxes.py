@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -47,6 +47,7 @@ from . import keepers
 from .sandbox_lives import Lives, values_of
 from .sandbox_rows import Room, begin_once
 
+BUILD_LABEL = "build"  # of the sandbox of a build, whose id is the value
 UNUSED_S = 60.0  # how long a worker stays attached to an unused one
 JUST_S = 1.0  # so recently used: a request is about to use it
 LOOK_EVERY_S = 10.0
@@ -571,6 +572,13 @@ class Sandboxes:
             await self.end(sandbox_id, self._held[sandbox_id].project, why="the service ended")
         except ClocheError as error:  # the next worker finds that this one is gone
             log.warning("the end of sandbox %s could not be recorded: %s", sandbox_id, error)
+
+    async def end_builds(self, build_ids: Collection[str]) -> None:
+        """End the sandboxes of builds that have failed with their worker. Raises RecordsFailed."""
+        rows = await asyncio.to_thread(self._read, records.living) if build_ids else []
+        of_builds = [row for row in rows if row.document.get("labels", {}).get(BUILD_LABEL) in build_ids]
+        for row in of_builds:
+            await self.end(row.id, row.project, why="its build has failed")
 
     async def end_all(self) -> None:
         """End the sandboxes of this worker, and of workers of this host that are gone. Raises RecordsFailed."""

@@ -344,7 +344,7 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
     try:
         await service.peers.refresh()
         await service.peers.close_of_gone()
-        await service.templates.tidy()
+        await service.sandboxes.end_builds(await service.templates.tidy())
         with suppress(ClocheError, OSError, TimeoutError):  # the first run reports it
             async with asyncio.timeout(MEASURE_S):
                 await asyncio.to_thread(_measure, options.options)

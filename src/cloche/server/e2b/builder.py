@@ -27,6 +27,7 @@ from cloche.records.templates import BuildFacts
 from cloche.wire.callers import Caller
 from cloche.wire.held import Terms
 
+from ..sandboxes import BUILD_LABEL
 from .build_files import uploaded
 from .build_steps import StepContext, StepFailed, do_step
 from .calls import E2B, Call, E2BModel
@@ -276,7 +277,7 @@ class _Sandbox:
         options = {**self.template.options, **self.size}
         options |= await network_options(self.call, self.caller, asked)
         document = {
-            "name": None, "labels": {"build": self.build_id}, "lifetime": BUILD_S, "idle": None, "lease": None,
+            "name": None, "labels": {BUILD_LABEL: self.build_id}, "lifetime": BUILD_S, "idle": None, "lease": None,
         }  # fmt: skip
         facts = await self.call.service.sandboxes.create(
             project=self.caller.project, api_key=self.caller.key_id, terms=Terms(lifetime_s=BUILD_S),
