@@ -164,7 +164,7 @@ class Call:
     async def caller(self, scope: str = "run") -> Caller:
         """Return the owner of the key in `X-API-KEY` (or `Authorization: Bearer`), who must have a scope.
 
-        Raises E2BError (401), Refused (403).
+        Raises E2BError (401, 403).
         """
         text = self.request.headers.get(KEY_HEADER, "")
         kind, _, bearer = self.request.headers.get("authorization", "").partition(" ")
@@ -177,7 +177,9 @@ class Call:
         caller = Caller(project=key.project, scopes=key.scopes, key_id=key.id, address=address)
         self.request.scope[CALLER] = caller.name
         act_for(key=caller.name, address=caller.address)
-        caller.require(scope)
+        if not caller.has(scope):
+            how = f"cloche keys create NAME --e2b --scope {scope}"
+            raise E2BError(403, f"this needs a key with scope {scope}, which the operator makes with: {how}")
         return caller
 
     async def body(self, model: type[Any]) -> Any:  # noqa: ANN401 - of the model
