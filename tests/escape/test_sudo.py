@@ -122,7 +122,7 @@ def test_root_by_sudo_is_root_inside_and_no_more(sandbox: cloche.Sandbox) -> Non
 def test_malformed_requests_end_with_their_connection(sandbox: cloche.Sandbox) -> None:
     """And nothing else: a good one is served after them, and pid 1 holds no more descriptors than before."""
     sandbox.exec(["sudo", "true"])
-    (init,) = sandbox_inits()
+    (init,) = inits_of(sandbox)
     before = len(os.listdir(f"/proc/{init}/fd"))
     result = sandbox.exec(["python3", "-c", HOSTILE])
     assert (result.stdout, result.exit_code) == ("0\n", 0), result.stderr[-2000:]
@@ -152,10 +152,10 @@ def test_connections_without_number_leave_the_caller_its_turn(sandbox: cloche.Sa
     assert sandbox.exec(["sudo", "id", "-u"]).stdout == "0\n"
 
 
-def sandbox_inits() -> list[int]:
-    """Return the first processes of this process's sandboxes: the children of helpers that lead a process namespace."""
-    own = os.readlink("/proc/self/ns/pid")
-    found = [pid for pid in descendants(os.getpid()) if os.readlink(f"/proc/{pid}/ns/pid") != own]
+def inits_of(sandbox: cloche.Sandbox) -> list[int]:
+    """Return the first process of a sandbox: it leads the process namespace of its commands."""
+    own = sandbox.exec(["readlink", "/proc/self/ns/pid"]).stdout.strip()
+    found = [pid for pid in descendants(os.getpid()) if os.readlink(f"/proc/{pid}/ns/pid") == own]
     return [pid for pid in found if _status(pid, "NSpid").split()[-1] == "1"]
 
 
